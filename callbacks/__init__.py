@@ -1,0 +1,1 @@
+"""What happens during and after a training run: merging, export, rollout, throughput."""

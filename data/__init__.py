@@ -1,0 +1,1 @@
+"""Sources, labels, shards, views and loading of demonstrations."""

@@ -1,0 +1,313 @@
+"""The contract: every choice that training, evaluation and the robot must share, in one versioned object.
+
+It is written with the shards, every checkpoint and every exported artifact, and compared at each hand-over; a
+difference is an error that shows the differing fields.
+"""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from memer.errors import MemerError, SourceUnavailableError, UsageError
+
+CONTRACT_VERSION = 1
+CONTRACT_FILE = "contract.json"
+
+MemoryForm = Literal["none", "short", "long", "text", "image", "image_text"]
+
+T = TypeVar("T")
+
+
+def _require(condition: bool, owner: object, name: str, accepted: str) -> None:
+    """Raise a UsageError that names class, field, value and what would be accepted."""
+    if not condition:
+        raise UsageError(f"{type(owner).__name__}.{name}: {getattr(owner, name)!r}, must be {accepted}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSettings:
+    """The numbers of the windows and of the memory (one place for export, training, rollout, deployment).
+
+    Attributes:
+        frame_subsample: s, raw frames between window members, >= 1.
+        recent_frames_length: N, images in the recent window, >= 1.
+        keyframes_length: M, memory images at most, >= 0; 0 shows no memory anywhere.
+        prediction_horizon: h, subsampled steps that the target label lies ahead, >= 0.
+        merge_distance: d, subsampled steps up to which votes join one cluster, >= 0.
+    """
+
+    frame_subsample: int = 5
+    recent_frames_length: int = 8
+    keyframes_length: int = 8
+    prediction_horizon: int = 2
+    merge_distance: int = 5
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("frame_subsample", 1),
+            ("recent_frames_length", 1),
+            ("keyframes_length", 0),
+            ("prediction_horizon", 0),
+            ("merge_distance", 0),
+        ):
+            value = getattr(self, name)
+            _require(type(value) is int and value >= least, self, name, f"an integer >= {least}")
+
+    @property
+    def horizon_frames(self) -> int:
+        """Raw frames that the target label lies ahead: h * s."""
+        return self.prediction_horizon * self.frame_subsample
+
+    @property
+    def merge_frames(self) -> int:
+        """Raw distance D = d * s up to which votes join one cluster."""
+        return self.merge_distance * self.frame_subsample
+
+    @property
+    def span_frames(self) -> int:
+        """Raw frames from the oldest to the newest window member: (N - 1) * s."""
+        return (self.recent_frames_length - 1) * self.frame_subsample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraLayout:
+    """How the views of one time step become one image, stacked from top to bottom.
+
+    Attributes:
+        camera_keys: order of the stack, top first.
+        view_width: slot width, px.
+        view_height: slot height, px.
+        stack_mode: `per_view` resizes each view to its slot; `public` stacks first and resizes once.
+        fit: `stretch` fills the slot; `letterbox` keeps the aspect ratio on black.
+        jpeg_quality: of stored frames, 1..95.
+        jpeg_round_trip: frames at use pass through the same JPEG coding as stored ones.
+    """
+
+    camera_keys: tuple[str, ...]
+    view_width: int = 320
+    view_height: int = 180
+    stack_mode: Literal["per_view", "public"] = "per_view"
+    fit: Literal["stretch", "letterbox"] = "stretch"
+    jpeg_quality: int = 90
+    jpeg_round_trip: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "camera_keys", tuple(self.camera_keys))
+        keys_fine = bool(self.camera_keys) and len(set(self.camera_keys)) == len(self.camera_keys)
+        _require(keys_fine, self, "camera_keys", "a non-empty list of different camera keys")
+        _require(self.view_width >= 1, self, "view_width", "a positive number of pixels")
+        _require(self.view_height >= 1, self, "view_height", "a positive number of pixels")
+        _require(self.stack_mode in ("per_view", "public"), self, "stack_mode", "per_view or public")
+        _require(self.fit in ("stretch", "letterbox"), self, "fit", "stretch or letterbox")
+        _require(1 <= self.jpeg_quality <= 95, self, "jpeg_quality", "between 1 and 95")
+
+    @property
+    def stacked_size(self) -> tuple[int, int]:
+        """(width, height) of the stacked image, px."""
+        return self.view_width, self.view_height * len(self.camera_keys)
+
+
+#: Written after spec: four statements, then the two keys of the answer.
+DEFAULT_SYSTEM_TEXT = (
+    "You are a robot program that predicts actions. "
+    "The video input from the egocentric camera shows the most recent actions the robot has executed. "
+    "The images are selected frames of particular importance from everything the robot has executed so far. "
+    "Output the current subtask the robot should execute and nothing else.\n\n"
+    "Return a JSON with:\n"
+    "- current_subtask: the action that should be executed at the current time step\n"
+    "- keyframe_positions: list of 1-indexed positions from the video input where actions change"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSettings:
+    """Words and form of question and answer.
+
+    Attributes:
+        system_text: the system turn; taken verbatim from the data for a checkpoint trained on public data.
+        memory_header: line before the memory images; absent when there are none.
+        recent_header: line before the window images.
+        history_header: line before the numbered list of earlier subtasks (text memory).
+        segment_whitespace: `strip` trims every text piece between images; `keep` leaves newlines.
+        answer_style: `spaced` or `compact` JSON.
+        answer_positions: whether the answer carries `keyframe_positions`.
+        ensure_ascii: escape non-ASCII characters in the answer.
+        fold_system: put the system text in front of the user text, without a system turn.
+    """
+
+    system_text: str = DEFAULT_SYSTEM_TEXT
+    memory_header: str = (
+        "Here are the selected frames from the entirety of the full video that are of particular importance:"
+    )
+    recent_header: str = "Here is a video of the most recent actions the robot has executed:"
+    history_header: str = "Subtasks completed so far:"
+    segment_whitespace: Literal["strip", "keep"] = "strip"
+    answer_style: Literal["spaced", "compact"] = "spaced"
+    answer_positions: bool = True
+    ensure_ascii: bool = False
+    fold_system: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.segment_whitespace in ("strip", "keep"), self, "segment_whitespace", "strip or keep")
+        _require(self.answer_style in ("spaced", "compact"), self, "answer_style", "spaced or compact")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """Everything a planner's data, training, evaluation and deployment have to agree on.
+
+    Attributes:
+        fps: frames per second of the raw frames.
+        cameras: layout of the stacked image.
+        windows: window and memory numbers.
+        prompt: words and form.
+        min_pixels: lower area bound of the image processor, px.
+        max_pixels: upper area bound, px.
+        memory_form: what is shown besides the current frame.
+        memory_mode: `strict` (filter, then cap) or `compat` (public semantics).
+        history_length: earlier subtasks listed at most (text memory).
+        rules_hash: SHA-256 of the canonical keyframe rules, empty before rules are bound.
+        model_family: `config.model_type` of the base model, empty before a model is bound.
+        statistics: feature -> {mean, std, min, max} lists, from training data only.
+        version: version of this form.
+    """
+
+    fps: float
+    cameras: CameraLayout
+    windows: WindowSettings = field(default_factory=WindowSettings)
+    prompt: PromptSettings = field(default_factory=PromptSettings)
+    min_pixels: int = 50_176
+    max_pixels: int = 115_200
+    memory_form: MemoryForm = "image"
+    memory_mode: Literal["strict", "compat"] = "strict"
+    history_length: int = 16
+    rules_hash: str = ""
+    model_family: str = ""
+    statistics: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    version: int = CONTRACT_VERSION
+
+    def __post_init__(self) -> None:
+        _require(self.fps > 0, self, "fps", "positive")
+        _require(
+            0 < self.min_pixels <= self.max_pixels, self, "min_pixels", "positive and at most max_pixels"
+        )
+        forms = ("none", "short", "long", "text", "image", "image_text")
+        _require(self.memory_form in forms, self, "memory_form", "one of " + ", ".join(forms))
+        _require(self.memory_mode in ("strict", "compat"), self, "memory_mode", "strict or compat")
+        _require(self.history_length >= 0, self, "history_length", ">= 0")
+
+    @property
+    def shown_windows(self) -> WindowSettings:
+        """The window numbers of this memory form; windows, targets and rollout all use these.
+
+        `none` shows the current frame alone, `long` four windows' worth (32 at the default 8); only the image
+        forms keep memory images. Positions always refer to the frames that are shown.
+        """
+        recent = self.windows.recent_frames_length
+        return replace(
+            self.windows,
+            recent_frames_length={"none": 1, "long": 4 * recent}.get(self.memory_form, recent),
+            keyframes_length=self.windows.keyframes_length if "image" in self.memory_form else 0,
+        )
+
+    @property
+    def shows_history(self) -> bool:
+        """Whether the list of earlier subtasks belongs to the input."""
+        return "text" in self.memory_form
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # tuples become lists
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, where: str = "contract") -> "Contract":
+        """Read what `to_dict` wrote; unknown keys and other versions are errors."""
+        version = values.get("version")
+        if version != CONTRACT_VERSION:
+            raise MemerError(f"{where}: contract version {version!r}, this program reads {CONTRACT_VERSION}")
+        nested: dict[str, type] = {
+            "cameras": CameraLayout,
+            "windows": WindowSettings,
+            "prompt": PromptSettings,
+        }
+        kwargs: dict[str, Any] = dict(values)
+        for name, kind in nested.items():
+            if name in kwargs:
+                kwargs[name] = _build(kind, kwargs[name], where=f"{where}: {name}")
+        return _build(cls, kwargs, where=where)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write `contract.json` into `folder`, beside first, then renamed."""
+        path = Path(folder) / CONTRACT_FILE
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(
+            json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+        os.replace(temporary, path)
+        return path
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Contract":
+        """Read `contract.json` of `folder`."""
+        path = Path(folder) / CONTRACT_FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SourceUnavailableError(
+                f"{path}: no contract there; was this folder made by memer?"
+            ) from None
+        except json.JSONDecodeError as error:
+            raise MemerError(f"{path}: not JSON ({error})") from None
+        return cls.from_dict(values, where=str(path))
+
+    def differences(self, other: "Contract") -> dict[str, tuple[Any, Any]]:
+        """Dotted field name -> (ours, theirs) for every field that differs."""
+        ours, theirs = _flatten(self.to_dict()), _flatten(other.to_dict())
+        return {
+            name: (ours.get(name), theirs.get(name))
+            for name in sorted(ours.keys() | theirs.keys())
+            if ours.get(name) != theirs.get(name)
+        }
+
+    def check_same(self, other: "Contract", *, what: str, allow: Collection[str] = ()) -> None:
+        """Compare at a hand-over.
+
+        Args:
+            other: the other side's contract.
+            what: names the two sides, for the message.
+            allow: dotted field names (or their prefixes) that may differ.
+
+        Raises:
+            MemerError: naming every differing field with both values.
+        """
+        found = {
+            name: pair
+            for name, pair in self.differences(other).items()
+            if not any(name == a or name.startswith(a + ".") for a in allow)
+        }
+        if found:
+            listed = "; ".join(f"{name}: {a!r} against {b!r}" for name, (a, b) in found.items())
+            raise MemerError(
+                f"contract mismatch, {what}: {listed}; if meant, name the field in allow_mismatch=[...]"
+            )
+
+
+def _build(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise MemerError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    return kind(**values)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,1 @@
+"""Planners: what names the next subtask and nominates keyframes."""

@@ -1,0 +1,1 @@
+"""Trainable models and their planners."""

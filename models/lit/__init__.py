@@ -1,0 +1,1 @@
+"""Thin LightningModules around the models."""
