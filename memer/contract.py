@@ -198,6 +198,12 @@ class Contract:
         _require(self.memory_form in forms, self, "memory_form", "one of " + ", ".join(forms))
         _require(self.memory_mode in ("strict", "compat"), self, "memory_mode", "strict or compat")
         _require(self.history_length >= 0, self, "history_length", ">= 0")
+        # Lists read back from JSON become tuples, so that a contract equals its copy from a file.
+        frozen = {
+            feature: {key: tuple(numbers) for key, numbers in entries.items()}
+            for feature, entries in self.statistics.items()
+        }
+        object.__setattr__(self, "statistics", frozen)
 
     @property
     def shown_windows(self) -> WindowSettings:
@@ -217,6 +223,21 @@ class Contract:
     def shows_history(self) -> bool:
         """Whether the list of earlier subtasks belongs to the input."""
         return "text" in self.memory_form
+
+    def updated(self, values: Mapping[str, Any]) -> "Contract":
+        """A copy with some fields set, as a configuration gives them: nested groups merge, None keeps.
+
+        Raises:
+            MemerError: an unknown field, by name.
+        """
+        merged = self.to_dict()
+        for name, value in values.items():
+            if isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
+                chosen = {key: item for key, item in value.items() if item is not None}
+                merged[name] = {**merged[name], **chosen}
+            elif value is not None:
+                merged[name] = value
+        return Contract.from_dict(merged, where="contract settings")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
