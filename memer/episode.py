@@ -4,6 +4,7 @@ Identity of a frame is the pair (episode_index, frame_index); the clock is frame
 the start of the episode. Segments are half-open frame ranges; a frame outside every segment is unlabelled.
 """
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -82,10 +83,23 @@ def normalize_label(text: str) -> str:
     return " ".join(text.split())
 
 
+def label_key(text: str) -> str:
+    """What two labels are compared by: whitespace normalised, Unicode NFC; case is kept.
+
+    The original text is what gets stored and shown; only comparisons use the key.
+
+    >>> label_key("cafe\u0301 ") == label_key("caf\u00e9")
+    True
+    """
+    return unicodedata.normalize("NFC", normalize_label(text))
+
+
 def segments_from_labels(
     labels: Sequence[str | None], segment_ids: Sequence[int] | None = None
 ) -> tuple[Segment, ...]:
     """Runs of equal labels as segments; None is unlabelled and ends the running segment.
+
+    Labels are compared by `label_key`; a segment carries the text of its first frame.
 
     Args:
         labels: one label or None per frame.
@@ -95,11 +109,12 @@ def segments_from_labels(
     (Segment(start=0, end=2, label='a'), Segment(start=3, end=4, label='a'))
     """
     segments: list[Segment] = []
+    keys = {text: label_key(text) for text in set(labels) if text is not None}
     start = 0
     for k in range(1, len(labels) + 1):
         same = (
             k < len(labels)
-            and labels[k] == labels[start]
+            and _same_label(labels[k], labels[start], keys)
             and (segment_ids is None or segment_ids[k] == segment_ids[start])
         )
         if not same:
@@ -108,6 +123,12 @@ def segments_from_labels(
                 segments.append(Segment(start, k, label))
             start = k
     return tuple(segments)
+
+
+def _same_label(one: str | None, other: str | None, keys: Mapping[str, str]) -> bool:
+    if one is None or other is None:
+        return one is other
+    return keys[one] == keys[other]
 
 
 @dataclass(frozen=True, slots=True)
