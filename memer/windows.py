@@ -58,8 +58,8 @@ def split_keyframes(
     """Split the keyframes known at t into memory images and positions to nominate.
 
     A keyframe inside the window is an output (a position), one that left it is an input (a memory image);
-    both are aligned down to the grid of t, and keyframes of one cell collapse. Keyframes after t and those before
-    the grid's first frame (see `count_dropped`) take no part.
+    both are aligned down to the grid of t, and keyframes of one cell collapse. Keyframes after t and those
+    before the grid's first frame (see `count_dropped`) take no part.
 
     Args:
         keyframes: raw frames in any order.
