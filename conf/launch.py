@@ -33,65 +33,29 @@ The run folder gets `.hydra/` (Hydra's record, plus resolved.json and environmen
 status is not `ok` is unfinished, whatever else lies in it.
 """
 
-import contextlib
 import functools
-import json
 import os
-import platform
-import re
-import secrets
-import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from conf.instantiate import check_targets
-from conf.suggest import close_names, did_you_mean
+from conf.compose import CONF_DIR, command_name, compose, explain, plain_config
+from conf.record import environment, is_rank_zero, keep_status, write_json
 from memer.errors import MemerError, UsageError
-
-#: The folder with the YAML files.
-CONF_DIR = Path(__file__).resolve().parent
 
 #: Where a run keeps its results, relative to the working directory.
 RUN_DIR = "runs/${name}/${run_id}"
 
-STATUS_FILE = "status.json"
-
-#: Overrides that say where a job runs, not what it does; they do not belong to its description.
-BOOKKEEPING_KEYS = ("name", "run_id", "group")
-
 Root = Callable[[dict[str, Any]], Any]
-
-
-def _job_description() -> str:
-    """The overrides of the running command, joined: `${overrides:}` in a config, the W&B name of a run."""
-    if not HydraConfig.initialized():
-        return ""
-    task = HydraConfig.get().overrides.task
-    return ",".join(o for o in task if o.lstrip("+~").split("=", 1)[0] not in BOOKKEEPING_KEYS)
-
-
-@functools.cache
-def new_run_id() -> str:
-    """Time of this process and three random digits: sorts by time, and two runs never share a folder."""
-    return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)[:3]}"
-
-
-OmegaConf.register_new_resolver("overrides", _job_description, replace=True)
-OmegaConf.register_new_resolver("new_run_id", new_run_id, replace=True)
 
 
 def hydra_root(config_name: str, *, run_dir: bool = True, conf_dir: Path = CONF_DIR) -> Callable[[Root], Any]:
@@ -115,40 +79,6 @@ def hydra_root(config_name: str, *, run_dir: bool = True, conf_dir: Path = CONF_
     return decorate
 
 
-def compose(config_name: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF_DIR) -> dict[str, Any]:
-    """Compose and resolve a config as the command would, without running anything.
-
-    Raises:
-        UsageError: an override or file does not fit, a mandatory value is missing, a target is not allowed.
-    """
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(conf_dir), version_base="1.3"):
-            composed = hydra.compose(config_name, overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explain(error, config_name, overrides, conf_dir=conf_dir)) from error
-    return plain_config(composed)
-
-
-def plain_config(config: DictConfig) -> dict[str, Any]:
-    """A composed config as plain resolved values.
-
-    Raises:
-        UsageError: a value is missing (`???`) or an interpolation leads nowhere; names the key.
-    """
-    try:
-        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = str(error.full_key or "a value")
-        raise UsageError(f"{key} is missing; give it as {key}=VALUE") from error
-    except OmegaConfBaseException as error:
-        raise UsageError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
-    assert isinstance(values, dict)
-    plain = {str(key): value for key, value in values.items()}
-    check_targets(plain)
-    return plain
-
-
 def _run_command(function: Root, *, config_name: str, run_dir: bool, conf_dir: Path) -> int:
     """Parse sys.argv, run once or as a sweep, and return the exit code."""
     arguments = sys.argv[1:]
@@ -164,7 +94,7 @@ def _run_command(function: Root, *, config_name: str, run_dir: bool, conf_dir: P
             return run_sweep(arguments, config_name=config_name, conf_dir=conf_dir)
         for argument in arguments:
             if argument.startswith("sweep="):
-                raise UsageError(f"{argument} is a sweep and needs -m: {_command_name()} -m {argument}")
+                raise UsageError(f"{argument} is a sweep and needs -m: {command_name()} -m {argument}")
         return _run_once(function, config_name=config_name, run_dir=run_dir, conf_dir=conf_dir)
     except MemerError as error:
         if show_all:
@@ -191,7 +121,7 @@ def _run_once(function: Root, *, config_name: str, run_dir: bool, conf_dir: Path
             outcome.append(_guarded(lambda: function(plain_config(config)))[0])
             return
         folder = Path(HydraConfig.get().runtime.output_dir)
-        with _status(folder) as report:
+        with keep_status(folder) as report:
             code, error = _guarded(lambda: function(_recorded(config, folder)))
             report(code, error)
         outcome.append(code)
@@ -263,82 +193,9 @@ def _recorded(config: DictConfig, folder: Path) -> dict[str, Any]:
     return cfg
 
 
-@contextlib.contextmanager
-def _status(folder: Path) -> Iterator[Callable[[int, str], None]]:
-    """Keep `status.json` of a run folder; the given function reports the end."""
-    started = time.time()
-    values: dict[str, Any] = {
-        "status": "running",
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "pid": os.getpid(),
-    }
-
-    def write() -> None:
-        if is_rank_zero():
-            write_json(folder / STATUS_FILE, values)
-
-    def report(code: int, error: str) -> None:
-        values["status"] = {0: "ok", 130: "interrupted"}.get(code, "failed")
-        values.update(exit_code=code, error=error, seconds=round(time.time() - started, 3))
-
-    write()
-    try:
-        yield report
-    finally:
-        write()
-
-
 def is_multirun(arguments: Sequence[str]) -> bool:
     """Whether the command line asks for several jobs."""
     return any(a in ("-m", "--multirun", "hydra.mode=MULTIRUN") for a in arguments)
-
-
-def is_rank_zero() -> bool:
-    """Whether this process is the first of its job (torchrun, SLURM, Lightning's own children)."""
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-    return next((rank for rank in ranks if rank is not None), "0") == "0"
-
-
-def environment() -> dict[str, Any]:
-    """Versions, platform and git state of this process."""
-    versions = {}
-    for package in (
-        "torch",
-        "lightning",
-        "transformers",
-        "peft",
-        "hydra-core",
-        "numpy",
-        "pillow",
-        "webdataset",
-    ):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": versions,
-        "git_revision": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        found = subprocess.run(
-            ["git", *arguments], cwd=CONF_DIR, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write JSON beside, then rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _restore_environment(name: str, value: str | None) -> None:
@@ -356,56 +213,3 @@ def _with_settings(arguments: Sequence[str], settings: Sequence[str]) -> list[st
 
 def _one_line(error: MemerError) -> str:
     return "error: " + " ".join(str(error).split())
-
-
-def _command_name() -> str:
-    return f"python {os.path.relpath(sys.argv[0])}" if sys.argv[0].endswith(".py") else sys.argv[0]
-
-
-def explain(
-    error: Exception, config_name: str, overrides: Sequence[str], *, conf_dir: Path = CONF_DIR
-) -> str:
-    """One line for an error of the config library, with close names for what was mistyped."""
-    text = " ".join(str(error).split())
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        options = list(error.options or ())
-        listed = f"; there are: {', '.join(options)}" if options else ""
-        what = f"{group}={option}" if group else f"config {option}"
-        return f"{what} does not exist{did_you_mean(option, options)}{listed}"
-    if match := re.search(r"Could not (?:override|delete from config\.?) '?([\w./@-]+)'?", text):
-        key = match.group(1)
-        known = known_keys(config_name, [o for o in overrides if _key(o) != key], conf_dir=conf_dir)
-        found = close_names(key, known)
-        known_hint = did_you_mean(key, known) if found else ""
-        return f"unknown override {key!r}{known_hint}; {_command_name()} --cfg job prints every key"
-    cause = error.__cause__
-    detail = f": {str(cause).splitlines()[0]}" if isinstance(cause, OmegaConfBaseException) else ""
-    return text.split(" See https://hydra.cc")[0] + detail
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").split("=", 1)[0]
-
-
-def known_keys(config_name: str, overrides: Sequence[str], *, conf_dir: Path = CONF_DIR) -> set[str]:
-    """Dotted keys of the config composed from the overrides that fit, and the names of config groups."""
-    GlobalHydra.instance().clear()
-    composed: Any = {}
-    for attempt in (list(overrides), []):
-        with (
-            contextlib.suppress(HydraException, OmegaConfBaseException),
-            hydra.initialize_config_dir(str(conf_dir), version_base="1.3"),
-        ):
-            composed = hydra.compose(config_name, overrides=attempt)
-            break
-    keys = {str(p.relative_to(conf_dir)) for p in conf_dir.rglob("*") if p.is_dir() and any(p.glob("*.yaml"))}
-
-    def walk(node: Any, prefix: str) -> None:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                keys.add(f"{prefix}{key}")
-                walk(value, f"{prefix}{key}.")
-
-    walk(OmegaConf.to_container(composed, resolve=False) if composed else {}, "")
-    return keys
