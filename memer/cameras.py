@@ -108,7 +108,7 @@ def stack_views(views: Mapping[str, ArrayLike | Image.Image], layout: CameraLayo
     Args:
         views: by camera key; keys that the layout does not name are ignored.
         layout: `per_view` concatenates slots (views of another size are fitted first); `public` pads the
-            views on black to the widest, left-aligned, concatenates and resizes once, a single view not at all.
+            views on black to the widest, left-aligned, concatenates and resizes once (not a single view).
 
     Returns:
         uint8[view_height * cameras, view_width, 3]; a single view in `public` mode keeps its size.
