@@ -1,0 +1,1 @@
+"""Object search: world, cameras, controller."""
