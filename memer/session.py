@@ -150,10 +150,9 @@ class PlannerSession:
         """Raw frames whose images are kept, ascending."""
         return sorted(self._frames)
 
-    @property
-    def windows_span(self) -> int:
-        """Raw frames that the newest window reaches back."""
-        return self._windows.span_frames
+    def frame(self, step: int) -> NDArray[np.uint8] | None:
+        """The kept picture of a raw frame, None where it is not kept (any more)."""
+        return self._frames.get(step)
 
     def observe(self, observation: Observation, *, step: int | None = None, prepared: bool = False) -> int:
         """Record a frame; no model runs.

@@ -1,0 +1,165 @@
+"""The files of a finished evaluation: summary.json, episodes.json, label_metrics.json, predictions.jsonl."""
+
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memer.closed_loop import COUNTED
+from memer.intervals import bootstrap_interval, wilson_interval
+from memer.journal import RolloutJournal
+from memer.metrics import episode_row, label_table, latency_summary, summarize
+
+#: A closed-loop run with a larger share of episodes lost to infrastructure is marked invalid.
+MAX_ERROR_SHARE = 0.02
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented UTF-8 JSON, beside first, then renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_offline(
+    out: Path,
+    journal: RolloutJournal,
+    *,
+    episodes: Sequence[int],
+    facts: Mapping[str, Any],
+    casefold: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the results of an offline rollout.
+
+    Args:
+        out: run folder.
+        journal: holds every episode in `episodes`.
+        episodes: evaluated episodes, in the order of the files.
+        facts: config, contract, dataset, runtime: what the summary says besides its figures.
+        casefold: as in the rollout.
+        seed: of the bootstrap.
+
+    Returns:
+        The summary as written: the metrics lie under `metrics`, and flat at the top as well.
+    """
+    scores = [journal.score(index) for index in episodes]
+    metrics, ci = summarize(scores, seed=seed)
+    write_json(
+        out / "episodes.json",
+        [
+            {
+                **episode_row(score),
+                "representatives": journal.finished[score.episode_index]["representatives"],
+            }
+            for score in scores
+        ],
+    )
+    write_json(out / "label_metrics.json", label_table(scores, casefold=casefold))
+    journal.write_predictions(out / "predictions.jsonl", order=episodes)
+    summary = {
+        "eval": "offline",
+        **metrics,
+        "num_episodes": len(scores),
+        "num_steps": sum(score.timesteps for score in scores),
+        "metrics": metrics,
+        "ci": ci,
+        "latency_ms": latency_summary(_all_rows(journal, episodes)),
+        **facts,
+    }
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def write_closed_loop(
+    out: Path,
+    journal: RolloutJournal,
+    *,
+    episodes: Sequence[int],
+    facts: Mapping[str, Any],
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the results of a closed-loop rollout; arguments as `write_offline`.
+
+    Success rate and the shares of yes-or-no measures carry Wilson intervals; counted measures are summed
+    under their name, as papers print them, with the mean per episode and its bootstrap interval beside.
+    """
+    entries = [journal.finished[index]["extra"] for index in episodes]
+    outcomes = Counter(entry["outcome"] for entry in entries)
+    counted = [entry for entry in entries if entry["outcome"] in COUNTED]
+    successes = sum(entry["outcome"] == "success" for entry in counted)
+    metrics: dict[str, Any] = {
+        "success_rate": successes / len(counted) if counted else None,
+        "successes": successes,
+    }
+    ci: dict[str, Any] = {"success_rate": _as_list(wilson_interval(successes, len(counted)))}
+    names = list(dict.fromkeys(name for entry in counted for name in entry["measures"]))
+    for name in names:
+        values = [entry["measures"][name] for entry in counted]
+        if name == "success":
+            continue
+        metrics[name] = sum(values)
+        if all(isinstance(value, bool) for value in values):
+            metrics[name + "_rate"] = sum(values) / len(values)
+            ci[name + "_rate"] = _as_list(wilson_interval(sum(values), len(values)))
+        else:
+            metrics[name + "_mean"] = sum(values) / len(values)
+            ci[name + "_mean"] = _as_list(bootstrap_interval(values, seed=seed))
+    failures = sum(entry["parse_failures"] for entry in entries)
+    rows = asked = agreed = 0
+    for row in _all_rows(journal, episodes):
+        rows += 1
+        asked += row["target_subtask"] is not None
+        agreed += bool(row["normalized_correct"])
+    metrics["parse_failure_rate"] = failures / rows if rows else None
+    metrics["steps_mean"] = sum(entry["steps"] for entry in counted) / len(counted) if counted else None
+    metrics["expert_agreement"] = agreed / asked if asked else None
+    lost = len(entries) - len(counted)
+    write_json(
+        out / "episodes.json",
+        [
+            {
+                "episode_index": index,
+                **{key: value for key, value in entry.items() if key != "measures"},
+                **entry["measures"],
+                "representatives": journal.finished[index]["representatives"],
+            }
+            for index, entry in zip(episodes, entries, strict=True)
+        ],
+    )
+    journal.write_predictions(out / "predictions.jsonl", order=episodes)
+    summary = {
+        "eval": "closed_loop",
+        **metrics,
+        "num_episodes": len(counted),
+        "num_steps": rows,
+        "outcomes": dict(outcomes),
+        "valid": lost <= MAX_ERROR_SHARE * len(entries),
+        "metrics": metrics,
+        "ci": ci,
+        "latency_ms": latency_summary(_all_rows(journal, episodes)),
+        **facts,
+    }
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def worst_first(summary_episodes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Episode numbers, the ones to look at first in front: failures, then low accuracy."""
+
+    def key(row: Mapping[str, Any]) -> tuple[float, int]:
+        quality = row.get("normalized_accuracy", float(row.get("outcome") == "success"))
+        return (1.0 if quality is None else quality, row["episode_index"])
+
+    return [row["episode_index"] for row in sorted(summary_episodes, key=key)]
+
+
+def _all_rows(journal: RolloutJournal, episodes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    return itertools.chain.from_iterable(journal.rows(index) for index in episodes)
+
+
+def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
