@@ -1,0 +1,399 @@
+"""Training of the MemER planner: a thin LightningModule around a Qwen vision-language model.
+
+Loss: cross entropy summed over the answer tokens of the whole accumulation window and all ranks, divided by their
+number. The micro-batches contribute plain sums; the gradient is divided once, before clipping.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.nn import functional as F
+
+from memer.contract import Contract
+from memer.errors import MemerError, UsageError
+from models.collate import PackedBatch, PlannerCollator
+from models.lora import LoraSettings, inject_lora, lora_seed, save_adapter
+from models.optim import OptimSettings, make_optimizer
+from models.prompt_encoder import LABEL, POSITIONS, PixelGeometry
+from models.qwen_vl import (
+    Attention,
+    available_attention,
+    base_fingerprint,
+    check_packing,
+    encode_frames,
+    freeze_tower,
+    language_hidden,
+    load_base,
+    load_config,
+    load_encoder,
+    save_model,
+)
+
+log = logging.getLogger(__name__)
+
+NUM_KINDS = 4
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+#: Dropped samples are judged after this many.
+_SEEN_BEFORE_JUDGING = 200
+
+
+class PlannerModule(pl.LightningModule):
+    """Fine-tunes the language model; the whole visual tower stays frozen and runs without gradients.
+
+    Args:
+        base: local folder or hub id of the base model.
+        contract: of the data; bound to the base's model family on loading.
+        optim: optimizer and schedule.
+        lora: adapter settings; None trains the whole language model.
+        attention: implementation; flash falls back to sdpa with a notice.
+        activation_checkpointing: recompute layer by layer in the backward pass; saves memory, costs time.
+        max_length: tokens; longer samples are left out and counted.
+        pack_tokens: token budget of a packed row; 0 = one sample per row.
+        max_dropped_share: of samples left out, above which training stops.
+        seed: of dropout.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        *,
+        contract: Contract | Mapping[str, Any],
+        optim: OptimSettings | Mapping[str, Any],
+        lora: LoraSettings | Mapping[str, Any] | None = None,
+        attention: Attention = "sdpa",
+        activation_checkpointing: bool = False,
+        max_length: int = 8192,
+        pack_tokens: int = 8192,
+        max_dropped_share: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.base = str(base)
+        self.contract = contract if isinstance(contract, Contract) else Contract.from_dict(contract)
+        self.optim = optim if isinstance(optim, OptimSettings) else OptimSettings(**optim)
+        self.lora = LoraSettings(**lora) if isinstance(lora, Mapping) else lora
+        self.attention: Attention = attention
+        self.activation_checkpointing = activation_checkpointing
+        self.max_length = max_length
+        self.pack_tokens = pack_tokens
+        self.max_dropped_share = max_dropped_share
+        self.seed = seed
+        self.strict_loading = (
+            False  # checkpoints hold trainable tensors; on_load_checkpoint is strict about those
+        )
+        self.model: Any = None
+        self.adapted: list[str] = []
+        self._geometry: PixelGeometry | None = None
+        self._fingerprint = ""
+        self._window: Tensor | None = None
+        self._window_ids: list[str] = []
+        self._num_seen = self._num_dropped = 0
+        self._remember_settings()
+
+    def configure_model(self) -> None:
+        """Load the base, freeze, adapt; does nothing the second time.
+
+        Raises:
+            SourceUnavailableError: the base is not there.
+            UsageError: it is no vision-language model.
+            MemerError: it does not fit the contract.
+        """
+        if self.model is not None:
+            return
+        self._geometry = self.make_encoder().geometry
+        self._fingerprint = base_fingerprint(self.base)
+        self.model = load_base(self.base, attention=self.attention).model
+        self.model.config.text_config.use_cache = False
+        if self.lora is not None:
+            self.adapted = inject_lora(self.model, self.lora)
+        freeze_tower(self.model)
+        if self.activation_checkpointing:
+            self.model.model.language_model.activation_checkpointing_enable({"use_reentrant": False})
+        self.train()
+
+    def train(self, mode: bool = True) -> "PlannerModule":
+        """Switch mode; the frozen tower stays in eval mode."""
+        super().train(mode)
+        if self.model is not None:
+            self.model.model.visual.eval()
+        return self
+
+    def make_encoder(self) -> Any:
+        """The prompt encoder for this base and contract; binds the contract to the model family."""
+        self.contract = replace(
+            self.contract, model_family=self.contract.model_family or load_config(self.base).model_type
+        )
+        self._remember_settings()
+        return load_encoder(self.base, self.contract)
+
+    def make_collator(self) -> PlannerCollator:
+        """The collate function for this model's data.
+
+        Raises:
+            UsageError: packing was asked for and the model's layers would leak between samples.
+        """
+        flash = "flash" in available_attention(self.attention)
+        if self.pack_tokens or flash:
+            check_packing(load_config(self.base))
+        return PlannerCollator(
+            self.make_encoder(), max_length=self.max_length, pack_tokens=self.pack_tokens, single_row=flash
+        )
+
+    def trainable(self) -> dict[str, Tensor]:
+        """Trainable parameters by name; a tied head counts once, as the embedding."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def answer_losses(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Cross entropy of every trained token, and whether it is the most likely one.
+
+        Logits exist only at the positions that predict trained tokens.
+
+        Returns:
+            float32[A] with gradient and bool[A].
+        """
+        if batch.num_targets == 0:
+            raise MemerError(f"batch without supervised tokens: samples {', '.join(batch.sample_ids[:3])}")
+        assert self._geometry is not None
+        features: list[Tensor] = []
+        if batch.num_frames:
+            levels = encode_frames(
+                self.model, batch.patches, grids=batch.frame_grids, geometry=self._geometry
+            )
+            features = [level.index_select(0, batch.image_rows) for level in levels]
+        boundaries: dict[str, Any] = {}
+        if "flash" in self.model.config.text_config._attn_implementation and len(batch.input_ids) == 1:
+            for side in ("q", "k"):
+                boundaries[f"cu_seq_lens_{side}"] = batch.cu_seq_lens
+                boundaries[f"max_length_{side}"] = batch.max_seq_len
+        hidden = language_hidden(
+            self.model, batch.input_ids, position_ids=batch.position_ids, features=features, **boundaries
+        )
+        logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, batch.target_index)).float()
+        losses = F.cross_entropy(logits, batch.target_ids, reduction="none")
+        return losses, logits.detach().argmax(-1) == batch.target_ids
+
+    def setup(self, stage: str) -> None:
+        """Refuse precisions that lose small updates."""
+        if stage == "fit" and str(self.trainer.precision) not in PRECISIONS:
+            raise UsageError(
+                f"trainer.precision: {self.trainer.precision!r}, must be one of {', '.join(PRECISIONS)}; "
+                "weights kept in 16 bits lose small updates"
+            )
+        if stage == "fit" and self._normalizes_early and self.trainer.accumulate_grad_batches > 1:
+            raise UsageError(
+                "trainer.accumulate_grad_batches: must be 1 under DeepSpeed, its gradients cannot be weighted by tokens "
+                "afterwards; raise the batch size instead"
+            )
+
+    def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
+        """Sum of the answer tokens' losses; divided by their number before the optimizer steps."""
+        if self.lora is not None and self.lora.dropout:
+            lora_seed(self.seed, rank=self.global_rank, batch=self.trainer.fit_loop.total_batch_idx)
+        self._count_dropped(batch)
+        losses, hits = self.answer_losses(batch)
+        stats = _by_kind(batch.target_kinds, losses.detach(), hits)
+        self._window = stats if self._window is None else self._window + stats
+        self._window_ids += batch.sample_ids
+        for name, value in (
+            ("frames_encoded", batch.num_frames),
+            ("image_slots", batch.num_image_slots),
+            ("tokens", batch.num_tokens),
+            ("dropped_samples", self._num_dropped),
+        ):
+            self.log(f"train/{name}", float(value), batch_size=1)
+        if self._normalizes_early:
+            total = self.trainer.strategy.reduce(stats[1].sum(), reduce_op="sum")
+            return losses.sum() * (self.trainer.world_size / total)
+        return losses.sum()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn the window's summed gradient into the mean over its answer tokens, and check it.
+
+        Raises:
+            MemerError: loss or gradient is not finite, or exactly zero; the weights are untouched.
+        """
+        window, ids = self._window, self._window_ids
+        assert window is not None
+        self._window, self._window_ids = None, []
+        window = self.trainer.strategy.reduce(window, reduce_op="sum")
+        if self._normalizes_early:
+            self._log_window(window.tolist(), grad_norm=None)
+            return
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        # Lightning has divided every micro-batch by the window's length, and DDP averaged over ranks.
+        torch._foreach_mul_(
+            grads, self.trainer.accumulate_grad_batches * self.trainer.world_size / window[1].sum()
+        )
+        norm = torch.nn.utils.get_total_norm(grads)
+        *flat, grad_norm = torch.cat([window.flatten(), norm.to(window).view(1)]).tolist()  # the one sync
+        rows = [flat[i : i + NUM_KINDS] for i in range(0, len(flat), NUM_KINDS)]
+        loss = sum(rows[0]) / sum(rows[1])
+        fault = next(
+            (
+                text
+                for bad, text in (
+                    (not math.isfinite(loss), f"loss is {loss}"),
+                    (not math.isfinite(grad_norm), f"gradient norm is {grad_norm}"),
+                    (loss == 0, "loss is exactly 0"),
+                    (grad_norm == 0, "gradient norm is exactly 0"),
+                )
+                if bad
+            ),
+            None,
+        )
+        if fault is not None:
+            raise MemerError(
+                f"step {self.trainer.global_step}: {fault}; samples {', '.join(ids[:4])}"
+                f"{' ...' if len(ids) > 4 else ''}; lower the learning rate or look at these samples"
+            )
+        self._log_window(rows, grad_norm=grad_norm)
+
+    def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
+        """Loss, and the share of samples whose greedy answer would be right to the last token."""
+        losses, hits = self.answer_losses(batch)
+        sample = torch.searchsorted(batch.cu_seq_lens, batch.target_index, right=True) - 1
+        for name, kinds in (("exact", None), ("exact_label", LABEL), ("exact_positions", POSITIONS)):
+            chosen = torch.ones_like(hits) if kinds is None else batch.target_kinds == kinds
+            wrong = torch.zeros(len(batch.cu_seq_lens) - 1, device=hits.device)
+            wrong.index_add_(0, sample, (chosen & ~hits).float())
+            self.log(f"val/{name}", (wrong == 0).float().mean(), batch_size=len(wrong), **_VALIDATION)
+        self.log("val/loss", losses.mean(), batch_size=len(losses), **_VALIDATION)
+        for name, kinds in (("label", LABEL), ("positions", POSITIONS)):
+            chosen = batch.target_kinds == kinds
+            count = int(chosen.sum())
+            if count:
+                self.log(f"val/loss_{name}", losses[chosen].mean(), batch_size=count, **_VALIDATION)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW over trainable parameters, cosine schedule per optimizer step."""
+        optimizer, schedule = make_optimizer(self.named_parameters(), self.optim)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep trainable tensors only, and what the rest must be joined with."""
+        names = self.trainable()
+        checkpoint["state_dict"] = {n: t for n, t in checkpoint["state_dict"].items() if n in names}
+        checkpoint["memer"] = {
+            "contract": self.contract.to_dict(),
+            "base": self.base,
+            "base_fingerprint": self._fingerprint,
+            "num_seen": self._num_seen,
+            "num_dropped": self._num_dropped,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse weights that do not belong to this model.
+
+        Raises:
+            MemerError: another base, another contract, or trainable tensors missing or unknown, with counts.
+        """
+        self.configure_model()
+        expected, found = set(self.trainable()), set(checkpoint["state_dict"])
+        if expected != found:
+            missing, extra = sorted(expected - found), sorted(found - expected)
+            parts = [f"first missing {missing[0]}"] if missing else []
+            parts += [f"first unknown {extra[0]}"] if extra else []
+            raise MemerError(
+                f"checkpoint: {len(expected & found)} of {len(expected)} trainable tensors match; {', '.join(parts)}; "
+                "was it written with other LoRA or freezing settings?"
+            )
+        ours = checkpoint.get("memer", {})
+        if ours.get("base_fingerprint") != self._fingerprint:
+            raise MemerError(
+                f"checkpoint: trained from {ours.get('base')!r}, whose weights are not those of {self.base!r}; "
+                "frozen tensors would not fit"
+            )
+        Contract.from_dict(ours["contract"], where="checkpoint").check_same(
+            self.contract, what="checkpoint against run"
+        )
+        self._num_seen, self._num_dropped = ours["num_seen"], ours["num_dropped"]
+
+    def save_tuned(self, out: Path | str) -> Path:
+        """Write what was trained: a whole model folder, or an adapter folder when LoRA was used.
+
+        Weights get the base's own dtype, cast once from float32; all other files are the base's.
+        """
+        out = Path(out)
+        out.mkdir(parents=True, exist_ok=True)
+        if self.lora is None:
+            save_model(self.model, out, base=self.base)
+        else:
+            weights = {name.removeprefix("model."): tensor for name, tensor in self.trainable().items()}
+            name = self._fingerprint if Path(self.base).is_dir() else self.base
+            save_adapter(out, settings=self.lora, weights=weights, modules=self.adapted, base=name)
+        return out
+
+    @property
+    def _normalizes_early(self) -> bool:
+        """Whether the gradient is out of reach before the step, so that the loss itself is divided."""
+        return type(self.trainer.strategy).__name__ == "DeepSpeedStrategy"
+
+    def _count_dropped(self, batch: PackedBatch) -> None:
+        dropped = len(batch.dropped_ids)
+        self._num_seen += dropped + len(batch.sample_ids)
+        self._num_dropped += dropped
+        if not dropped:
+            return
+        log.warning(
+            "left out %d samples above max_length=%d: %s",
+            dropped,
+            self.max_length,
+            ", ".join(batch.dropped_ids),
+        )
+        share = self._num_dropped / self._num_seen
+        if self._num_seen >= _SEEN_BEFORE_JUDGING and share > self.max_dropped_share:
+            raise MemerError(
+                f"{self._num_dropped} of {self._num_seen} samples exceed max_length={self.max_length} tokens, more than "
+                f"max_dropped_share={self.max_dropped_share}; raise max_length or show fewer or smaller pictures"
+            )
+
+    def _log_window(self, rows: list[list[float]], *, grad_norm: float | None) -> None:
+        losses, counts, hits = rows
+        total = sum(counts)
+        figures = {
+            "loss": sum(losses) / total,
+            "accuracy": sum(hits) / total,
+            "answer_tokens": total,
+            "lr": self.trainer.optimizers[0].param_groups[0]["lr"],
+        }
+        if grad_norm is not None:
+            figures["grad_norm"] = grad_norm
+        for name, kind in (("label", LABEL), ("positions", POSITIONS)):
+            if counts[kind]:
+                figures[f"loss_{name}"] = losses[kind] / counts[kind]
+        for name, value in figures.items():
+            self.log(f"train/{name}", value, prog_bar=name == "loss", batch_size=1)
+
+    def _remember_settings(self) -> None:
+        """Put the arguments into the checkpoint as plain JSON values, readable with weights_only=True."""
+        values = {
+            "base": self.base,
+            "contract": self.contract.to_dict(),
+            "optim": asdict(self.optim),
+            "lora": None if self.lora is None else asdict(self.lora),
+            "attention": self.attention,
+            "activation_checkpointing": self.activation_checkpointing,
+            "max_length": self.max_length,
+            "pack_tokens": self.pack_tokens,
+            "max_dropped_share": self.max_dropped_share,
+            "seed": self.seed,
+        }
+        self.save_hyperparameters(json.loads(json.dumps(values)), logger=False)
+
+
+_VALIDATION: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True}
+
+
+def _by_kind(kinds: Tensor, losses: Tensor, hits: Tensor) -> Tensor:
+    """float64[3, NUM_KINDS]: summed losses, number of tokens, number of most likely ones, per kind."""
+    values = torch.stack([losses, torch.ones_like(losses), hits.to(losses)]).double()
+    return values.new_zeros(3, NUM_KINDS).index_add_(1, kinds, values)
