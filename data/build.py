@@ -1,0 +1,80 @@
+"""`python -m data.build source=... out=DIR`: any source to shards or to the public form (a root)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from conf.instantiate import instantiate
+from conf.launch import hydra_root
+from data.shards import BuildSettings, build_shards
+from data.sources import Source
+from data.views.planner import rules_from
+from memer.episode import Segment
+from memer.errors import UsageError
+
+
+@hydra_root("build", run_dir=False)
+def main(cfg: dict[str, Any]) -> int:
+    """Build what the config asks for and print what was made."""
+    if cfg["format"] not in ("shards", "qwen"):
+        raise UsageError(f"format: {cfg['format']!r}, must be shards or qwen")
+    if cfg["format"] == "qwen":
+        raise UsageError("format: qwen is not there yet")
+    chosen = cfg["view"]["rules"]
+    rules = None if chosen is None else rules_from(chosen)  # a typo must show before the long work
+    layout = instantiate(cfg["cameras"], where="cameras")
+    source: Source = instantiate(cfg["source"], where="source")
+    labeler = instantiate(cfg["labels"], where="labels")
+    manifest = build_shards(
+        source,
+        out=cfg["out"],
+        settings=BuildSettings(
+            cameras=layout,
+            mode=cfg["mode"],
+            max_frames_per_part=cfg["max_frames_per_part"],
+            max_shard_bytes=cfg["max_shard_mib"] * 1024**2,
+        ),
+        labeler=labeler,
+        labels=_label_name(labeler),
+        episodes=cfg["episodes"],
+        num_workers=cfg["num_workers"],
+        inputs={"source": cfg["source"], "labels": cfg["labels"]},
+        progress=cfg["progress"],
+    )
+    print("\n".join(summary(manifest, out=cfg["out"])))
+    if rules is not None:
+        segments = [[Segment(*row) for row in episode["segments"]] for episode in manifest["episodes"]]
+        print("\n".join(rules_summary(rules.report(segments))))
+    return 0
+
+
+def _label_name(labeler: object) -> str:
+    return type(labeler).__name__.removesuffix("Labels").lower()
+
+
+def summary(manifest: Mapping[str, Any], *, out: str) -> list[str]:
+    """What was made, in a few lines."""
+    size_mb = sum(shard["bytes"] for shard in manifest["shards"]) / 1e6
+    unlabelled = manifest["num_frames"] - manifest["num_labelled_frames"]
+    lines = [
+        f"{out}: {manifest['num_episodes']} episodes, {manifest['num_frames']} frames "
+        f"({unlabelled} unlabelled), {manifest['num_images']} images, {len(manifest['shards'])} shards, "
+        f"{size_mb:.1f} MB"
+    ]
+    lines += [f"left out: episode {index}: {reason}" for index, reason in manifest["skipped"].items()]
+    return lines
+
+
+def rules_summary(report: Mapping[str, Any]) -> list[str]:
+    """The keyframe report as a table."""
+    width = max([len(label) for label in report["labels"]] + [5])
+    lines = [f"{'label':{width}}  segments  keyframes  rule"]
+    for label, row in report["labels"].items():
+        rule = row["rule"] or f"no rule, default {row['select']}"
+        lines.append(f"{label:{width}}  {row['segments']:8d}  {row['selected']:9d}  {rule}")
+    if report["unused"]:
+        lines.append("rules that matched nothing: " + "; ".join(report["unused"]))
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Views: pure functions from (episode, step, config) to training samples."""
