@@ -266,12 +266,14 @@ def _candidates(text: str) -> Iterator[Any]:
     yield from _decode(whole)
     for part in text.split("```")[1::2]:
         yield from _decode(part.strip().removeprefix("json").strip())
-    # A decoder that starts at a bracket stops at the first fault, so this stays near-linear on hostile text.
+    # A decoder that starts at a bracket stops at the first fault, so hostile text costs little.
     start = text.find("{")
     while start >= 0:
         try:
             value, _ = _DECODER.raw_decode(text, start)
-        except _UNDECODABLE:
+        except RecursionError:
+            return  # absurd nesting; trying every level of it again would take quadratic time
+        except ValueError:
             pass
         else:
             yield value
