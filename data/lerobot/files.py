@@ -4,7 +4,6 @@ from pathlib import Path
 
 from data.lerobot.findings import Findings
 from data.lerobot.meta import EpisodeEntry
-from memer.errors import MemerError
 
 
 class FileFinder:
@@ -14,7 +13,7 @@ class FileFinder:
 
     Args:
         root: folder of the data set.
-        findings: takes a warning for every file that lies elsewhere.
+        findings: takes what is found elsewhere, or in several places.
     """
 
     def __init__(self, root: Path, findings: Findings | None = None) -> None:
@@ -26,8 +25,7 @@ class FileFinder:
     def locate(self, entry: EpisodeEntry, camera: str | None) -> str | None:
         """Path relative to the root of an episode's table (camera None) or video; None if there is none.
 
-        Raises:
-            MemerError: more than one file could be meant.
+        More than one file that could be meant is an error in `findings`, and counts as none.
         """
         place = entry.videos.get(camera) if camera is not None else None
         planned = entry.data_path if camera is None else place.path if place else None
@@ -47,10 +45,15 @@ class FileFinder:
             if (path.startswith("data/") if camera is None else camera in Path(path).parts)
         ]
         if len(found) > 1:
-            raise MemerError(
-                f"{self.root / planned}: missing, and episode {episode} has several candidates: "
-                f"{', '.join(found[:3])}"
+            self.findings.error(
+                "path_ambiguous",
+                file=planned,
+                episode=episode,
+                camera=camera,
+                value=f"missing, and {len(found)} files could be meant: {', '.join(found[:3])}",
+                advice="keep one of them",
             )
+            return None
         if found:
             self.findings.warning(
                 "path_template",

@@ -10,9 +10,9 @@ from data.lerobot.address import Addressing, episodes_by_file
 from data.lerobot.files import FileFinder
 from data.lerobot.findings import Findings
 from data.lerobot.inspect import Inspector, LoadedEpisode
-from data.lerobot.language import EVENTS, PERSISTENT
 from data.lerobot.meta import EpisodeEntry, Info, load_episodes, load_info, load_tasks
 from data.lerobot.subtasks import SubtaskReader
+from data.lerobot.survey import check_columns, check_listing, check_totals
 from data.lerobot.tables import RowReader
 from memer.episode import Episode, InstructionSpan
 from memer.errors import MemerError, UsageError
@@ -87,7 +87,6 @@ class LeRobotReader:
         self.camera_keys = self._choose_cameras(camera_keys)
         state_key = self._choose_key("state_key", state_key, _STATE_KEYS)
         action_key = self._choose_key("action_key", action_key, _ACTION_KEYS)
-        self._check_columns()
         self._inspector = Inspector(
             root=self.root,
             info=self.info,
@@ -112,44 +111,12 @@ class LeRobotReader:
     def _present(self, listed: list[EpisodeEntry], chosen: Sequence[int] | None) -> dict[int, EpisodeEntry]:
         """Entries whose table exists, by number; the rest is counted as absent."""
         self._listed = listed
-        numbers = [entry.index for entry in listed]
         entries = {entry.index: entry for entry in listed}
-        for number in (
-            sorted({n for n in numbers if numbers.count(n) > 1}) if len(entries) < len(numbers) else []
-        ):
-            self._findings.error(
-                "episode_twice", episode=number, value="listed twice", advice="repair meta/episodes"
-            )
         present = {n: entry for n, entry in entries.items() if self._files.locate(entry, None) is not None}
-        absent = [n for n in entries if n not in present]
-        if absent:
-            shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
-            value = f"{len(absent)} of {len(entries)} listed episodes have no table: {shown}"
-            self._findings.warning(
-                "episodes_absent", value=value, advice="a partial copy is read as far as it goes"
-            )
-        self._absent = tuple(absent)
+        self._absent = tuple(n for n in entries if n not in present)
+        check_listing(listed, absent=self._absent, info=self.info, findings=self._findings)
         if not present:
             raise MemerError(f"{self.root}: no episode present, {len(entries)} listed; fetch data/")
-        counters = {
-            "total_episodes": len(entries),
-            "total_frames": sum(entry.length or 0 for entry in entries.values()),
-        }
-        for key, counted in counters.items():
-            stated = self.info.raw.get(key)
-            if stated is not None and stated != counted:
-                self._findings.warning(
-                    "counter",
-                    file="meta/info.json",
-                    value=f"{key} {stated}, listed {counted}",
-                    advice="not used",
-                )
-        if sorted(entries) != list(range(len(entries))):
-            self._findings.warning(
-                "episode_numbers",
-                value="episode_index does not count 0..N-1",
-                advice="original numbers are kept",
-            )
         if chosen is not None:
             unknown = [n for n in chosen if n not in present]
             if unknown:
@@ -200,48 +167,15 @@ class LeRobotReader:
             )
         return found
 
-    def _check_columns(self) -> None:
-        """Compare declared features with the columns of every table once."""
-        declared = {k for k, f in self.info.features.items() if f.dtype != "video"}
-        lacking: dict[str, list[str]] = {}
-        undeclared: dict[str, list[str]] = {}
-        paths = sorted({path for e in self._entries.values() if (path := self._files.locate(e, None))})
-        reader = RowReader()
-        for path in paths:
-            try:
-                columns = set(reader.columns(self.root / path))
-            except MemerError:
-                continue  # the episode's own check names the file
-            for name in declared - columns:
-                lacking.setdefault(name, []).append(path)
-            for name in columns - set(self.info.features):
-                undeclared.setdefault(name, []).append(path)
-        language = self._findings.error if self.mode == "strict" else self._findings.warning
-        for name, files in sorted(lacking.items()):
-            partly = len(files) < len(paths)
-            code, add = "column_missing", self._findings.warning
-            if name in (PERSISTENT, EVENTS) and partly:
-                code, add = "language_partial", language
-            value = f"{name} declared, but absent in {len(files)} of {len(paths)} tables"
-            add(code, file=files[0], value=value, advice="treated as absent there")
-        for name, files in sorted(undeclared.items()):
-            is_language = name in (PERSISTENT, EVENTS)
-            add = language if is_language else self._findings.warning
-            value = f"{name} in {len(files)} of {len(paths)} tables, not declared in info.json"
-            add(
-                "column_undeclared",
-                file=files[0],
-                value=value,
-                advice="declare it" if is_language else "kept",
-            )
-            if is_language and len(files) < len(paths):
-                language("language_partial", file=files[0], value=value, advice="annotate all episodes")
-
     def indices(self) -> list[int]:
         """Numbers of the usable episodes, ascending; strict mode raises if any present one is broken."""
         findings = self._check()
         if self.mode == "strict":
             findings.raise_first_class(where=str(self.root))
+        if any(finding.code == "no_labels" for finding in findings.items):
+            Findings([f for f in findings.items if f.code == "no_labels"]).raise_first_class(
+                where=str(self.root)
+            )
         if not self._usable:
             findings.raise_first_class(where=f"{self.root}: no usable episode")
             raise MemerError(f"{self.root}: no usable episode")
@@ -299,6 +233,10 @@ class LeRobotReader:
         if self._checked is not None:
             return self._checked
         findings = Findings(list(self._findings.items))
+        paths = {path for e in self._entries.values() if (path := self._files.locate(e, None))}
+        strict = self.mode == "strict"
+        check_columns(self.root, paths, info=self.info, strict=strict, findings=findings)
+        check_totals(self.root, self._inspector.addressing.files, self.camera_keys, findings)
         usable: list[int] = []
         self._label_sources = {}
         bar = tqdm(
