@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def new_folders(outs: Sequence[Path]) -> Iterator[list[Path]]:
+def new_folders(outs: Sequence[Path], *, replace: bool = False) -> Iterator[list[Path]]:
     """Yield a hidden sibling for every folder to be written; all appear at the end, none after a failure.
+
+    Args:
+        outs: the folders.
+        replace: existing ones give way once the new ones are whole; without it they are errors.
 
     Raises:
         MemerError: a target exists and is not empty.
     """
     for out in outs:
-        if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
+        occupied = out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir()))
+        if occupied and not (replace and out.is_dir()):
             raise MemerError(f"{out}: exists already and is not empty; remove it or name another folder")
     hidden = [out.parent / f".{out.name}.partial" for out in outs]
     try:
@@ -58,7 +63,12 @@ def new_folders(outs: Sequence[Path]) -> Iterator[list[Path]]:
             folder.mkdir(parents=True)
         yield hidden
         for folder, out in zip(hidden, outs, strict=True):
-            os.replace(folder, out)  # replaces an empty directory too
+            old = out.parent / f".{out.name}.old"
+            shutil.rmtree(old, ignore_errors=True)
+            if out.is_dir():
+                os.replace(out, old)
+            os.replace(folder, out)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         for folder in hidden:
             shutil.rmtree(folder, ignore_errors=True)
@@ -99,10 +109,8 @@ def side_files(root: Path) -> dict[str, Path]:
     return found
 
 
-def copy_files(files: Mapping[str, Path], folder: Path, *, skip: Iterable[str] = ()) -> None:
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
     """Copy files under their names, byte for byte."""
-    left_out = set(skip)
     for name, path in files.items():
-        if name not in left_out:
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / name)
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, folder / name)

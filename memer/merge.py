@@ -17,20 +17,26 @@ Source: MemER merges with alpha = 0.8 (arXiv 2510.20328); model averaging as in 
 import argparse
 import json
 import math
-import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from memer.adapter import Adapter
+from memer.artifact import (
+    DEFAULT_PLANNER,
+    PROVENANCE_FILE,
+    Provenance,
+    is_complete,
+    package_versions,
+    seal_artifact,
+)
+from memer.contract import CONTRACT_FILE, Contract
 from memer.errors import MemerError, UsageError, run_command
 from memer.folders import copy_files, new_folders, side_files
 from memer.mixing import AdapterMerge, LinearMerge, MergeRecord
@@ -99,6 +105,7 @@ def merge_many(
     outs: Mapping[float, Path],
     *,
     finish: Callable[[Path, MergeReport], None] | None = None,
+    replace: bool = False,
     progress: Progress | None = None,
 ) -> list[MergeReport]:
     """Merge once per alpha, reading, comparing and hashing the inputs a single time.
@@ -107,7 +114,9 @@ def merge_many(
         base: the model that was fine-tuned.
         tuned: the same model after training, or a LoRA adapter of it.
         outs: alpha -> new directory.
-        finish: called per output with its still hidden folder, to add files before it appears.
+        finish: called per output with its still hidden folder, to add files before it appears; by default a
+            tuned folder with a contract gives a sealed artifact again.
+        replace: existing outputs give way once the new ones are whole.
         progress: called with (bytes done, bytes in all).
     """
     started = time.monotonic()
@@ -130,7 +139,7 @@ def merge_many(
     record = MergeRecord()
     alphas = list(outs)
     with (
-        new_folders(list(outs.values())) as folders,
+        new_folders(list(outs.values()), replace=replace) as folders,
         before.reader() as read_before,
         after.reader() as read_after,
     ):
@@ -164,6 +173,8 @@ def merge_many(
             (folder / MERGE_INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
             if finish:
                 finish(folder, report)
+            elif (Path(tuned) / CONTRACT_FILE).is_file() and is_complete(folder):
+                _seal_like(folder, report, base=before.root, tuned=Path(tuned))
             reports.append(report)
     return reports
 
@@ -242,20 +253,22 @@ def merge_info(report: MergeReport, *, adapter: bool, base: Path, tuned: Path) -
             "changed": report.num_changed,
             "flagged": list(report.flagged),
         },
-        "versions": {
-            "memer": _version("memer"),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": package_versions(),
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except ModuleNotFoundError:
-        return "uninstalled"
+def _seal_like(folder: Path, report: MergeReport, *, base: Path, tuned: Path) -> None:
+    """Make the merge of an artifact an artifact, so that it can be loaded as a policy."""
+    known = Provenance.load(tuned) if (tuned / PROVENANCE_FILE).is_file() else None
+    seal_artifact(
+        folder,
+        contract=Contract.load(tuned),
+        base_name=known.base_name if known else base.resolve().name,
+        base_hash=report.base_hash,
+        alpha=report.alpha,
+        step=known.step if known else 0,
+        planner=known.planner if known else DEFAULT_PLANNER,
+    )
 
 
 def alpha_name(alpha: float) -> str:
