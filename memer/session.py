@@ -365,7 +365,9 @@ class PlannerSession:
 
     def _prune(self) -> None:
         """Keep the newest window's reach, what memory can still show, and nothing else."""
-        oldest = self.newest - self._windows.span_frames
+        # An unanswered request may still vote for its own window.
+        base = self.newest if self._pending is None else self._pending[0]
+        oldest = base - self._windows.span_frames
         needed: set[int] = set()
         if self._windows.keyframes_length:
             if self.memory_source == "predicted":
