@@ -5,6 +5,7 @@ from typing import Any
 
 from conf.instantiate import instantiate
 from conf.launch import hydra_root
+from data.qwen_format import export_qwen
 from data.shards import BuildSettings, build_shards
 from data.sources import Source
 from data.views.planner import rules_from
@@ -17,29 +18,35 @@ def main(cfg: dict[str, Any]) -> int:
     """Build what the config asks for and print what was made."""
     if cfg["format"] not in ("shards", "qwen"):
         raise UsageError(f"format: {cfg['format']!r}, must be shards or qwen")
-    if cfg["format"] == "qwen":
-        raise UsageError("format: qwen is not there yet")
     chosen = cfg["view"]["rules"]
     rules = None if chosen is None else rules_from(chosen)  # a typo must show before the long work
     layout = instantiate(cfg["cameras"], where="cameras")
     source: Source = instantiate(cfg["source"], where="source")
     labeler = instantiate(cfg["labels"], where="labels")
-    manifest = build_shards(
-        source,
-        out=cfg["out"],
-        settings=BuildSettings(
-            cameras=layout,
-            mode=cfg["mode"],
-            max_frames_per_part=cfg["max_frames_per_part"],
-            max_shard_bytes=cfg["max_shard_mib"] * 1024**2,
-        ),
-        labeler=labeler,
-        labels=_label_name(labeler),
-        episodes=cfg["episodes"],
-        num_workers=cfg["num_workers"],
-        inputs={"source": cfg["source"], "labels": cfg["labels"]},
-        progress=cfg["progress"],
+    shared: dict[str, Any] = {
+        "labeler": labeler,
+        "episodes": cfg["episodes"],
+        "num_workers": cfg["num_workers"],
+        "inputs": {"source": cfg["source"], "labels": cfg["labels"]},
+        "progress": cfg["progress"],
+    }
+    if cfg["format"] == "qwen":
+        if rules is None:
+            raise UsageError("view.rules: missing; a rule file or all_last decides the keyframe positions")
+        view = instantiate(cfg["view"], where="view")
+        repo_id = cfg["qwen"]["repo_id"]
+        made = export_qwen(
+            source, out=cfg["out"], cameras=layout, view=view, mode=cfg["mode"], repo_id=repo_id, **shared
+        )
+        print("\n".join(qwen_summary(made, out=cfg["out"])))
+        return 0
+    settings = BuildSettings(
+        cameras=layout,
+        mode=cfg["mode"],
+        max_frames_per_part=cfg["max_frames_per_part"],
+        max_shard_bytes=cfg["max_shard_mib"] * 1024**2,
     )
+    manifest = build_shards(source, out=cfg["out"], settings=settings, labels=_label_name(labeler), **shared)
     print("\n".join(summary(manifest, out=cfg["out"])))
     if rules is not None:
         segments = [[Segment(*row) for row in episode["segments"]] for episode in manifest["episodes"]]
@@ -61,6 +68,21 @@ def summary(manifest: Mapping[str, Any], *, out: str) -> list[str]:
         f"{size_mb:.1f} MB"
     ]
     lines += [f"left out: episode {index}: {reason}" for index, reason in manifest["skipped"].items()]
+    return lines
+
+
+def qwen_summary(manifest: Mapping[str, Any], *, out: str) -> list[str]:
+    """What was exported, with the histograms to look at before training."""
+    histograms = manifest["histograms"]
+    lines = [
+        f"{out}: {manifest['num_records']} records, {manifest['num_pictures']} pictures "
+        f"({manifest['num_decoded']} decoded now), {histograms['skipped_unlabelled']} steps without a label, "
+        f"{histograms['dropped_keyframes']} keyframes before the window's grid"
+    ]
+    lines += [f"left out: episode {index}: {reason}" for index, reason in manifest["skipped"].items()]
+    for name in ("labels", "positions", "memory_images"):
+        counts = ", ".join(f"{key}: {count}" for key, count in histograms[name].items())
+        lines.append(f"{name.replace('_', ' ')}: {counts}")
     return lines
 
 

@@ -6,7 +6,8 @@ import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.shards.layout import PartEntry, read_json, shard_name, write_json_atomically
+from data.files import read_json, write_json_atomically
+from data.shards.layout import PartEntry, shard_name
 from data.shards.pieces import piece_path, record_path
 from memer.errors import MemerError
 

@@ -9,13 +9,8 @@
 Frame numbers in member names are the episode's own; `cam<i>` is position i of the contract's camera keys.
 """
 
-import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from memer.errors import MemerError, SourceUnavailableError
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -96,33 +91,3 @@ class PartEntry:
         """Read what `to_dict` wrote."""
         lists = ("json_at", "state_at", "action_at", "frame_offsets", "frame_sizes")
         return cls(**{name: tuple(v) if name in lists else v for name, v in values.items()})
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write beside, flush to the disk, rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
-
-
-def write_json_atomically(path: Path, values: Any) -> None:
-    """`write_text_atomically` for indented JSON."""
-    write_text_atomically(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path, *, missing: str) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        SourceUnavailableError: the file is missing; the message ends with `missing`.
-        MemerError: it is not JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise SourceUnavailableError(f"{path}: not found; {missing}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise MemerError(f"{path}: not JSON ({error}); build the shards again") from None

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from webdataset import TarWriter
 
-from data.shards.layout import TAR_BLOCK, PartEntry, padded, part_key, write_json_atomically
+from data.files import write_json_atomically
+from data.shards.layout import TAR_BLOCK, PartEntry, padded, part_key
 from data.shards.statistics import Moments
 from memer.cameras import encode_jpeg, prepare_view
 from memer.contract import CameraLayout

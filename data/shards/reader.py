@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.shards.layout import FORMAT_VERSION, INDEX_FILE, MANIFEST_FILE, PartEntry, read_json
+from data.files import read_json
+from data.shards.layout import FORMAT_VERSION, INDEX_FILE, MANIFEST_FILE, PartEntry
 from data.shards.statistics import Moments
 from data.shards.writer import combined_statistics
 from memer.cameras import decode_jpeg

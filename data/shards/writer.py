@@ -4,43 +4,37 @@ Work happens in `OUT.partial`, which becomes `OUT` by one rename at the very end
 always complete. Killed at any time, the same command goes on from the finished episodes and shards.
 """
 
-import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tqdm import tqdm
 
-from data.shards.joiner import ShardJoiner
-from data.shards.layout import (
-    FORMAT_VERSION,
-    INDEX_FILE,
-    MANIFEST_FILE,
-    PartEntry,
-    read_json,
-    write_json_atomically,
-    write_text_atomically,
+from data.building import (
+    Mode,
+    Outcome,
+    PlanMismatchError,
+    chosen_episodes,
+    finished,
+    labelled_episode,
+    locked,
+    outcomes,
+    remember_plan,
+    unusable,
 )
+from data.files import read_json, write_bytes_atomically, write_json_atomically
+from data.shards.joiner import ShardJoiner
+from data.shards.layout import FORMAT_VERSION, INDEX_FILE, MANIFEST_FILE, PartEntry
 from data.shards.pieces import FEATURES, piece_path, record_path, write_piece
 from data.shards.statistics import Moments
 from data.sources import Labeler, Source, inputs_description, json_hash
 from memer.contract import CameraLayout, Contract
 from memer.errors import MemerError, SourceUnavailableError, UsageError
-
-WORK_FOLDER = ".work"
-PLAN_FILE = "plan.json"
-
-Mode = Literal["strict", "lenient"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +96,7 @@ def build_shards(
         SourceUnavailableError: files cannot be reached; what is finished stays for the next try.
     """
     out = Path(out)
-    indices = _chosen_episodes(source, episodes)
+    indices = chosen_episodes(source, episodes)
     unknown = [key for key in settings.cameras.camera_keys if key not in source.camera_keys]
     if unknown:
         raise UsageError(
@@ -117,15 +111,15 @@ def build_shards(
         "episodes": indices,
         "settings": json.loads(json.dumps(asdict(settings))),
     }
-    done = _finished_manifest(out, described)
+    done = finished(out, described, manifest_file=MANIFEST_FILE)
     if done is not None:
         return done
     partial = out.with_name(out.name + ".partial")
-    with _locked(partial):
+    with locked(partial) as work:
         try:
             manifest = _build(
                 source,
-                partial=partial,
+                work=work,
                 described=described,
                 settings=settings,
                 labeler=labeler,
@@ -133,105 +127,21 @@ def build_shards(
                 num_workers=num_workers,
                 progress=progress,
             )
-        except SourceUnavailableError:
+        except (SourceUnavailableError, PlanMismatchError):
             raise
-        except _PlanMismatchError as error:
-            raise UsageError(str(error)) from None
         except MemerError:
             # Wrong content stays wrong: the next try needs other inputs, so these pieces have no use.
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        if (partial / WORK_FOLDER).exists():
-            shutil.rmtree(partial / WORK_FOLDER)
+        shutil.rmtree(work)
         os.replace(partial, out)
     return manifest
-
-
-class _PlanMismatchError(MemerError):
-    pass
-
-
-def _chosen_episodes(source: Source, episodes: Sequence[int] | None) -> list[int]:
-    present = sorted(source.indices())
-    if not present:
-        raise MemerError(f"{source.name}: no episode present; check source.root and its files")
-    if episodes is None:
-        return present
-    missing = sorted(set(episodes) - set(present))
-    if missing:
-        raise UsageError(
-            f"episodes: {missing[0]} is not present in {source.name}"
-            + (f" (nor {len(missing) - 1} others)" if len(missing) > 1 else "")
-            + f"; present: {_ranges(present)}"
-        )
-    if not episodes:
-        raise UsageError("episodes: an empty list; leave it out to take all")
-    return sorted(set(episodes))
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """`0-4, 7` for ascending numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _finished_manifest(out: Path, described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest when `out` is this very build, finished; None when there is nothing yet."""
-    if not out.exists():
-        return None
-    if not out.is_dir():
-        raise UsageError(f"{out}: is a file; choose another out=DIR")
-    if not any(out.iterdir()):
-        return None
-    if not (out / MANIFEST_FILE).exists():
-        raise UsageError(f"{out}: not empty and no shard directory; choose another out=DIR")
-    manifest: dict[str, Any] = read_json(out / MANIFEST_FILE, missing="")
-    if manifest.get("input_hash") != json_hash(described):
-        raise UsageError(_mismatch(out, manifest.get("inputs", {}), described))
-    return manifest
-
-
-def _mismatch(where: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    before, after = _flatten(old), _flatten(new)
-    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    listed = "; ".join(f"{n}: {before.get(n)!r} there, {after.get(n)!r} asked" for n in names[:3])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{where}: made from other inputs ({listed}{more}); choose another out=DIR or remove {where}"
-
-
-def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(values, Mapping):
-        return {
-            k: v for name, value in values.items() for k, v in _flatten(value, f"{prefix}{name}.").items()
-        }
-    return {prefix[:-1]: values}
-
-
-@contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    """Hold the build directory; a second build of the same `out` is refused."""
-    try:
-        (partial / WORK_FOLDER / "pieces").mkdir(parents=True, exist_ok=True)
-        stream = (partial / WORK_FOLDER / "lock").open("w")
-    except OSError as error:
-        raise UsageError(f"{partial}: cannot be written ({error.strerror}); choose another out=DIR") from None
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{partial}: another build is writing there; wait for it") from None
-        yield
 
 
 def _build(
     source: Source,
     *,
-    partial: Path,
+    work: Path,
     described: dict[str, Any],
     settings: BuildSettings,
     labeler: Labeler | None,
@@ -239,86 +149,59 @@ def _build(
     num_workers: int,
     progress: bool,
 ) -> dict[str, Any]:
-    work = partial / WORK_FOLDER
-    _check_plan(partial, described)
-    if (partial / MANIFEST_FILE).exists():  # killed between the manifest and the rename
-        manifest: dict[str, Any] = read_json(partial / MANIFEST_FILE, missing="")
-        return manifest
+    partial = work.parent
+    # Killed between the manifest and the rename: only the rename is left.
+    done = finished(partial, described, manifest_file=MANIFEST_FILE) if _has_manifest(partial) else None
+    if done is not None:
+        return done
+    remember_plan(work, described)
+    (work / "pieces").mkdir(exist_ok=True)
     joiner = ShardJoiner(partial, work=work, max_bytes=settings.max_shard_bytes)
-    task = _EpisodeTask(source, labeler, settings, work / "pieces")
+    task = _PieceTask(source, labeler, settings, work / "pieces")
     todo = [index for index in indices if index not in joiner.joined]
     skipped: dict[int, str] = {}
-    bar = tqdm(
-        total=len(indices),
-        initial=len(indices) - len(todo),
-        unit="episode",
-        desc="build",
-        disable=not progress,
-    )
-    with bar:
-        for index, outcome in _outcomes(
-            task, todo, num_workers=num_workers, strict=settings.mode == "strict"
-        ):
+    before = len(indices) - len(todo)
+    with tqdm(total=len(indices), initial=before, unit="episode", desc="build", disable=not progress) as bar:
+        strict = settings.mode == "strict"
+        for index, outcome in outcomes(task, todo, num_workers=num_workers, strict=strict):
             if isinstance(outcome, str):
                 skipped[index] = outcome
             elif outcome:
                 joiner.add(outcome)
                 bar.set_postfix(frames=joiner.num_frames, refresh=False)
             bar.update()
-    if skipped and settings.mode == "strict":
-        raise MemerError(f"{_listed(skipped, source.name)}; mode=lenient leaves them out")
+    if skipped and strict:
+        raise MemerError(f"{unusable(skipped, source.name)}; mode=lenient leaves them out")
     joiner.finish()
     if not joiner.entries:
-        raise MemerError(f"no usable episode: {_listed(skipped, source.name)}")
+        raise MemerError(f"no usable episode: {unusable(skipped, source.name)}")
     return _write_manifest(source, partial, joiner, described=described, settings=settings, skipped=skipped)
 
 
-def _listed(skipped: Mapping[int, str], name: str) -> str:
-    shown = "; ".join(f"episode {index}: {reason}" for index, reason in sorted(skipped.items())[:20])
-    more = f"; and {len(skipped) - 20} more" if len(skipped) > 20 else ""
-    return f"{name}: {len(skipped)} episodes cannot be used: {shown}{more}"
-
-
-def _check_plan(partial: Path, described: dict[str, Any]) -> None:
-    """Remember the inputs at the first start, compare them at each further one."""
-    plan = partial / WORK_FOLDER / PLAN_FILE
-    known = plan if plan.exists() else partial / MANIFEST_FILE
-    if known.exists():
-        values = read_json(known, missing="")
-        old = values if known == plan else values["inputs"]
-        if json_hash(old) != json_hash(described):
-            raise _PlanMismatchError(_mismatch(partial, old, described))
-    elif any(partial.glob("shard-*.tar")):
-        raise _PlanMismatchError(f"{partial}: not a build of memer; remove it or choose another out=DIR")
-    if not plan.exists():
-        write_json_atomically(plan, described)
+def _has_manifest(partial: Path) -> bool:
+    return (partial / MANIFEST_FILE).exists()
 
 
 @dataclass(frozen=True, slots=True)
-class _EpisodeTask:
-    """What a worker process needs to know; the source opens its own handles there."""
+class _PieceTask:
+    """Writes the piece of one episode, unless it is there already."""
 
     source: Source
     labeler: Labeler | None
     settings: BuildSettings
     pieces: Path
 
-    def run(self, index: int, *, look_only: bool) -> dict[str, Any] | str:
-        """The piece's record, or the reason why the episode cannot be used; {} when only looking and fine."""
+    def run(self, index: int, *, look_only: bool) -> Outcome:
+        """The piece's record, or the reason why the episode cannot be used."""
         if piece_path(self.pieces, index).exists() and record_path(self.pieces, index).exists():
             record: dict[str, Any] = read_json(record_path(self.pieces, index), missing="")
             return record
+        episode = labelled_episode(self.source, self.labeler, index, mode=self.settings.mode)
+        if isinstance(episode, str):
+            return episode
+        if look_only:
+            return {}
         try:
-            episode = self.source.episode(index)
-            if self.labeler is not None:
-                episode = self.labeler(episode)
-            gap = sum(label is None for label in episode.labels())
-            if gap == episode.num_frames:
-                return "unlabelled"
-            if gap and self.settings.mode == "strict":
-                return f"{gap} of {episode.num_frames} frames unlabelled"
-            if look_only:
-                return {}
             return write_piece(
                 episode,
                 layout=self.settings.cameras,
@@ -329,39 +212,6 @@ class _EpisodeTask:
             raise
         except MemerError as error:
             return str(error)
-
-
-def _outcomes(
-    task: _EpisodeTask, indices: Sequence[int], *, num_workers: int, strict: bool
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Outcomes in the order of `indices`; a strict build decodes nothing more after its first failure."""
-    failed = False
-    if num_workers <= 0:
-        for index in indices:
-            outcome = task.run(index, look_only=failed)
-            failed = failed or (strict and isinstance(outcome, str))
-            yield index, outcome
-        return
-    context = multiprocessing.get_context("spawn")  # decoders and locks of this process must not leak over
-    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        waiting: deque[tuple[int, Future[dict[str, Any] | str]]] = deque()
-        remaining = deque(indices)
-        try:
-            while remaining or waiting:
-                while remaining and len(waiting) < 4 * num_workers:
-                    index = remaining.popleft()
-                    waiting.append((index, pool.submit(task.run, index, look_only=failed)))
-                index, future = waiting.popleft()
-                outcome = future.result()
-                failed = failed or (strict and isinstance(outcome, str))
-                yield index, outcome
-        except BrokenProcessPool:
-            raise SourceUnavailableError(
-                f"a worker process died near episode {index} (out of memory?); run the same command again "
-                "to go on, with a smaller num_workers if it happens again"
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _write_manifest(
@@ -405,7 +255,7 @@ def _write_manifest(
         "contract": contract.to_dict(),
         "source_report": source.report(),
     }
-    write_text_atomically(partial / INDEX_FILE, rows)
+    write_bytes_atomically(partial / INDEX_FILE, rows.encode("utf-8"))
     contract.save(partial)
     write_json_atomically(partial / MANIFEST_FILE, manifest)
     return manifest

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,16 @@ from memer.cameras import stacked_frames
 from memer.contract import CameraLayout
 from memer.episode import Episode
 from memer.sample import FrameKey
+
+
+class FrameProvider(Protocol):
+    """Gives stacked frames of an episode."""
+
+    def fetch(
+        self, episode: Episode, indices: Sequence[int], *, layout: CameraLayout
+    ) -> dict[int, NDArray[np.uint8]]:
+        """Frame number -> uint8[H, W, 3] for ascending `indices`."""
+        ...
 
 
 class FrameCache:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.views.augment import MemoryAugmentation
-from data.views.frames import FrameCache
+from data.views.frames import FrameCache, FrameProvider
 from memer.contract import Contract
 from memer.episode import Episode, Segment, labels_from_segments
 from memer.errors import UsageError
@@ -167,7 +167,7 @@ class PlannerView:
         t: int,
         *,
         targets: EpisodeTargets | None = None,
-        frames: FrameCache | None = None,
+        frames: FrameProvider | None = None,
         epoch: int = 0,
         repeat: int = 0,
     ) -> PlannerSample:
@@ -177,7 +177,7 @@ class PlannerView:
             episode: frames and labels.
             t: raw frame.
             targets: from `targets` for this episode, computed when None.
-            frames: keeps decoded frames between calls.
+            frames: gives stacked frames, and may keep them between calls; None decodes each time.
             epoch: with `repeat` it seeds the noise; nothing else depends on it.
             repeat: number of this use of the step within its epoch.
 

@@ -1,0 +1,42 @@
+"""Small files: written beside and renamed, read with errors that name them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from memer.errors import MemerError, SourceUnavailableError
+
+
+def write_bytes_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write beside, flush to the disk unless not `durable`, rename."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        if durable:
+            os.fsync(stream.fileno())
+    os.replace(temporary, path)
+
+
+def write_json_atomically(path: Path, values: Any) -> None:
+    """Indented JSON, written beside and renamed."""
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    write_bytes_atomically(path, text.encode("utf-8"))
+
+
+def read_json(path: Path, *, missing: str) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        SourceUnavailableError: the file is missing; the message ends with `missing`.
+        MemerError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise SourceUnavailableError(f"{path}: not found; {missing}") from None
+    except OSError as error:
+        raise SourceUnavailableError(f"{path}: cannot be read ({error.strerror})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise MemerError(f"{path}: not JSON ({error}); make it again") from None
