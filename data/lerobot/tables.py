@@ -162,8 +162,8 @@ class RowReader:
                     offset += rows
             except (pa.ArrowException, OSError) as error:
                 raise _unreadable(path, error) from None
-            schema_only = file.schema_arrow.empty_table().select(wanted)
-        table = pa.concat_tables(pieces).combine_chunks() if pieces else schema_only
+            nothing = file.read_row_groups([], columns=wanted)
+        table = pa.concat_tables(pieces).combine_chunks() if pieces else nothing
         extent = spans[-1][1] - spans[0][0] + 1 if spans else 0
         return EpisodeRows(table, extent == table.num_rows, present)
 
