@@ -1,7 +1,7 @@
 """Planner samples to one packed batch: rows filled to a token budget, every distinct frame once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -68,8 +68,8 @@ class PackedBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{n: change(v) for n, v in tensors.items() if isinstance(v, Tensor)})
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return PackedBatch(**{n: change(v) if isinstance(v, Tensor) else v for n, v in values.items()})
 
 
 class PlannerCollator:
@@ -144,7 +144,7 @@ class PlannerCollator:
                 target_kinds.append(encoded.kinds[trained])
                 lengths.append(len(encoded))
                 at += len(encoded)
-            # Padding goes on where the last sample ends: it is seen by nothing, and rows of one sample need no mask.
+            # Padding continues the last sample: nothing sees it, and rows of one sample need no mask.
             after = int(position_ids[0, r, at - 1]) + 1
             position_ids[:, r, at:] = np.arange(after, after + length - at)
             if at < length:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from memer.errors import UsageError
 
-#: Projections of attention (full and gated-delta) and MLP; gates' small projections and norms stay as they are.
+#: Projections of attention (full and gated-delta) and MLP; small gate projections and norms stay as they are.
 LANGUAGE_TARGETS = (
     r"model\.language_model\.layers\.\d+\.("
     r"self_attn\.(q|k|v|o)_proj|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)|mlp\.(gate|up|down)_proj)"
@@ -120,5 +120,5 @@ def save_adapter(
 
 
 def lora_seed(seed: int, *, rank: int, batch: int) -> None:
-    """Make a batch's dropout a function of (seed, rank, batch number), so that a resumed run draws the same."""
+    """Make a batch's dropout a function of (seed, rank, batch), so that a resumed run draws the same."""
     torch.manual_seed((seed * 1_000_003 + rank) * 1_000_000_007 + batch)

@@ -69,12 +69,13 @@ def learning_rate_factor(step: int, *, settings: OptimSettings) -> float:
 def parameter_groups(
     named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in groups with unique names; vectors (norms, biases) get no decay, empty groups go.
+    """Trainable parameters in groups with unique names; vectors (norms, biases) get no decay.
 
     Raises:
         UsageError: nothing is trainable.
     """
-    matrices, vectors = [], []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for _, parameter in named:
         if parameter.requires_grad:
             (matrices if parameter.ndim >= 2 else vectors).append(parameter)

@@ -3,19 +3,20 @@
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from memer.contract import Contract
 from memer.errors import MemerError
 from memer.planners.base import PlannerRequest, PlannerResult
 from memer.prompts import parse_answer
 from memer.sample import FrameKey
+from models.cache import roomy_cache
 from models.prompt_encoder import EncodedSample, PromptEncoder
 from models.qwen_vl import Attention, encode_frames, language_hidden, load_base, load_encoder
 
@@ -23,7 +24,7 @@ from models.qwen_vl import Attention, encode_frames, language_hidden, load_base,
 class QwenVLPlanner:
     """Greedy answers of a Qwen vision-language model; implements `memer.planners.base.Planner`.
 
-    A frame's features are kept per session and reused as long as it stays in the window or the memory, so that a
+    A frame's features are kept per session and reused while it stays in the window or the memory, so that a
     step encodes its new frame alone. The answers are those of single questions with every frame encoded anew.
 
     Args:
@@ -110,7 +111,7 @@ class QwenVLPlanner:
         marks.append(time.perf_counter())
         answers = self._generate(prompts, features)
         marks.append(time.perf_counter())
-        spans = [1e3 * (end - start) for start, end in zip(marks, marks[1:], strict=False)]
+        spans = [1e3 * (end - start) for start, end in pairwise(marks)]
         timings = dict(zip(("preprocess", "encode", "generate"), spans, strict=True))
         return [
             self._result(self.encoder.decode_answer(ids), request, timings)
@@ -141,7 +142,7 @@ class QwenVLPlanner:
     def _picture_features(
         self, requests: Sequence[PlannerRequest], prompts: Sequence[EncodedSample]
     ) -> list[Tensor]:
-        """One [n, C] tensor per level for all picture tokens, prompt by prompt; encodes only unknown frames."""
+        """One [n, C] tensor per level for all picture tokens, prompt by prompt; encodes unknown frames."""
         new: list[tuple[OrderedDict[FrameKey, Tensor], FrameKey]] = []
         patches, grids = [], []
         for request, prompt in zip(requests, prompts, strict=True):
@@ -191,7 +192,7 @@ class QwenVLPlanner:
         attention = torch.from_numpy(mask).to(device)
         following = places[:, :, -1:] + 1  # the last prompt token is text, so all axes go on by one
 
-        cache = DynamicCache(config=self.model.config.get_text_config())
+        cache = roomy_cache(self.model.config.get_text_config(), room=self.max_new_tokens)
         end = self.encoder.turn_end_id
         answers: list[list[int]] = [[] for _ in prompts]
         finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)

@@ -1,12 +1,11 @@
 """Questions and answers to token ids, positions and labels, without a processor class and without a model.
 
-Image processor and tokenizer are used directly: the stock Qwen3-VL processor cannot be built without torchvision. Every
-fact about a sample (which tokens are pictures, which are trained) is known from how the sequence is put together;
-nothing is searched for in token ids.
+Image processor and tokenizer are used directly: the stock Qwen3-VL processor cannot be built without
+torchvision. Every fact about a sample (which tokens are pictures, which are trained) is known from how the
+sequence is put together; nothing is searched for in token ids.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
 from memer.prompts import answer_text, render_messages
 from memer.sample import FrameKey, PlannerQuestion, PlannerSample
+from models.pixels import PixelGeometry, Size, normalized
 
 #: What a trained token belongs to: JSON around the values, the label, the positions, the end of the turn.
 STRUCTURE, LABEL, POSITIONS, END = range(4)
 
 IGNORED = -100
-MAX_ASPECT_RATIO = 200
-
-#: (height, width) of a picture, px.
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,87 +59,13 @@ class EncodedSample:
         return int((self.labels != IGNORED).sum())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PixelGeometry:
-    """How a picture becomes patches: the image processor's numbers, with the contract's area bounds.
-
-    Attributes:
-        min_pixels: lower area bound, px.
-        max_pixels: upper area bound, px.
-        patch_size: side of a patch, px.
-        merge_size: patches per token along each side.
-        temporal_patch_size: copies of the picture in one patch.
-        mean: per channel, of pictures scaled to 0 .. 1.
-        std: per channel.
-    """
-
-    min_pixels: int
-    max_pixels: int
-    patch_size: int = 16
-    merge_size: int = 2
-    temporal_patch_size: int = 2
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    def resized(self, size: Size) -> Size:
-        """(height, width) after resizing: multiples of one token's side, area within the bounds, px.
-
-        Raises:
-            MemerError: one side is more than 200 times the other.
-
-        >>> PixelGeometry(min_pixels=50_176, max_pixels=115_200).resized((360, 320))
-        (352, 320)
-        """
-        height, width = size
-        if max(size) > MAX_ASPECT_RATIO * min(size):
-            raise MemerError(f"picture of {width} x {height} px: aspect ratio above {MAX_ASPECT_RATIO}")
-        unit = self.patch_size * self.merge_size
-        rows, columns = max(1, round(height / unit)), max(1, round(width / unit))
-        if rows * columns * unit**2 > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
-            rows = max(1, math.floor(height / shrink / unit))
-            columns = max(1, math.floor(width / shrink / unit))
-        elif rows * columns * unit**2 < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
-            rows, columns = math.ceil(height * grow / unit), math.ceil(width * grow / unit)
-        return rows * unit, columns * unit
-
-    def grid(self, size: Size) -> tuple[int, int]:
-        """(rows, columns) of patches of a picture."""
-        height, width = self.resized(size)
-        return height // self.patch_size, width // self.patch_size
-
-    def num_tokens(self, size: Size) -> int:
-        """Tokens that a picture of this size takes, from its size alone."""
-        rows, columns = self.grid(size)
-        return rows * columns // self.merge_size**2
-
-    def patches(self, frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Resize and cut a picture, in the order the tower reads: merged cells row by row, patches within a cell.
-
-        Args:
-            frame: uint8[H, W, 3].
-
-        Returns:
-            uint8[rows * columns, 3 * patch_size**2], channel first within a patch.
-        """
-        height, width = self.resized(frame.shape[:2])  # type: ignore[arg-type]
-        if frame.shape[:2] != (height, width):
-            frame = np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC))
-        patch, merge = self.patch_size, self.merge_size
-        cells = frame.reshape(
-            height // (patch * merge), merge, patch, width // (patch * merge), merge, patch, 3
-        )
-        return np.ascontiguousarray(cells.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(-1, 3 * patch * patch)
-
-
 def mrope_positions(
     mm_token_type_ids: NDArray[np.int64], merged_grids: Sequence[tuple[int, int]]
 ) -> NDArray[np.int64]:
     """Rotary positions of one unpadded sequence; equal to the model's own `get_rope_index`, without a model.
 
-    Text advances all three axes by one per token. A picture's tokens share the time position and count rows and
-    columns; afterwards the axes go on at its start plus the longer side of its grid.
+    Text advances all three axes by one per token. A picture's tokens share the time position and count rows
+    and columns; afterwards the axes go on at its start plus the longer side of its grid.
 
     Args:
         mm_token_type_ids: int64[L], 0 text, 1 picture.
@@ -175,7 +95,7 @@ class PromptEncoder:
 
     Args:
         tokenizer: a fast tokenizer with the Qwen special tokens.
-        image_processor: the base model's; its pixel bounds are replaced by the contract's and checked on a probe.
+        image_processor: the base model's; the contract's pixel bounds replace its own, checked on a probe.
         contract: prompt words, form and pixel bounds.
     """
 
@@ -219,7 +139,7 @@ class PromptEncoder:
     def encode_sample(
         self, sample: PlannerSample, *, sizes: Mapping[FrameKey, Size] | None = None
     ) -> EncodedSample:
-        """Lay out a question with its answer; trained are the answer text and the one token that ends the turn."""
+        """Lay out a question with its answer; trained are its text and the token that ends the turn."""
         return self._layout(sample.question, sizes, answer=self._answer(sample))
 
     def decode_answer(self, ids: Sequence[int]) -> str:
@@ -244,15 +164,18 @@ class PromptEncoder:
         grid = tuple(int(n) for n in found["image_grid_thw"][0][1:])
         if grid != self.geometry.grid((height, width)):
             raise MemerError(
-                f"image processor {type(self.image_processor).__name__}: a picture of {width} x {height} px within "
-                f"{self.contract.min_pixels} .. {self.contract.max_pixels} px becomes {grid} patches, expected "
-                f"{self.geometry.grid((height, width))}; the base model's preprocessor_config.json does not fit"
+                f"image processor {type(self.image_processor).__name__}: a picture of {width} x {height} px "
+                f"within {self.contract.min_pixels} .. {self.contract.max_pixels} px becomes {grid} patches, "
+                f"expected {self.geometry.grid((height, width))}; does preprocessor_config.json fit?"
             )
         ours = normalized(torch.from_numpy(self.geometry.patches(probe)), self.geometry)
-        if not np.allclose(ours.numpy(), np.asarray(found["pixel_values"]), atol=1e-5):
+        copies = np.asarray(found["pixel_values"]).reshape(
+            len(ours), 3, self.geometry.temporal_patch_size, self.geometry.patch_size**2
+        )
+        if not np.allclose(ours.view(len(ours), 3, 1, -1).numpy(), copies, atol=1e-5):
             raise MemerError(
-                f"image processor {type(self.image_processor).__name__}: pixels differ from ours on a probe picture; "
-                "its preprocessor_config.json asks for steps that memer does not know"
+                f"image processor {type(self.image_processor).__name__}: pixels differ from ours on a probe "
+                "picture; its preprocessor_config.json asks for steps that memer does not know"
             )
 
     def _special(self, token: str) -> int:
@@ -388,20 +311,3 @@ class PromptEncoder:
     def _header_ids(self) -> list[int]:
         start = "<|im_start|>"
         return [self.turn_start_id, *self._ids(self._answer_header.removeprefix(start))]
-
-
-def normalized(patches: Tensor, geometry: PixelGeometry) -> Tensor:
-    """What the tower takes: scaled to 0 .. 1, normalised per channel, repeated in time.
-
-    Args:
-        patches: uint8[P, 3 * patch_size**2], from `PixelGeometry.patches`.
-        geometry: mean, std and the number of copies.
-
-    Returns:
-        float32[P, 3 * temporal_patch_size * patch_size**2], on the device of `patches`.
-    """
-    mean, std = (
-        patches.new_tensor(v, dtype=torch.float32).view(3, 1, 1) for v in (geometry.mean, geometry.std)
-    )
-    pixels = (patches.view(len(patches), 3, 1, -1).float() / 255 - mean) / std
-    return pixels.expand(-1, -1, geometry.temporal_patch_size, -1).reshape(len(patches), -1)

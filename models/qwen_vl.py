@@ -1,4 +1,4 @@
-"""Qwen vision-language models: loading, the frozen tower, features per frame, hidden states of the language model.
+"""Qwen vision-language models: loading, the frozen tower, features per frame, hidden states.
 
 Shapes: P patches, F frames, T picture tokens of all frames, R rows, L tokens per row, C hidden features.
 """
@@ -6,7 +6,6 @@ Shapes: P patches, F frames, T picture tokens of all frames, R rows, L tokens pe
 import hashlib
 import importlib.util
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,13 @@ from transformers import (
     PreTrainedConfig,
 )
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
-from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
 from transformers.vision_utils import get_vision_position_ids
 
 from memer.contract import Contract
 from memer.errors import MemerError, SourceUnavailableError, UsageError
-from models.prompt_encoder import PixelGeometry, PromptEncoder, normalized
+from models.pixels import PixelGeometry, normalized
+from models.progress import no_progress_bars
+from models.prompt_encoder import PromptEncoder
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def load_config(base: str | Path) -> PreTrainedConfig:
         SourceUnavailableError: nothing there.
         UsageError: not an image-and-text model with a `visual` tower.
     """
-    config = _load(AutoConfig, base)
+    config: PreTrainedConfig = _load(AutoConfig, base)
     if not hasattr(config, "vision_config") or not hasattr(config, "text_config"):
         raise UsageError(
             f"{base}: model type {config.model_type!r} has no vision tower; give a Qwen3-VL model"
@@ -82,22 +81,17 @@ def load_base(
     dtype: torch.dtype = torch.float32,
     attention: Attention = "sdpa",
 ) -> LoadedBase:
-    """Load weights, tokenizer and image processor of a local folder or hub id; the class follows its model type.
+    """Load weights, tokenizer and image processor; the class follows the configuration's model type.
 
     Raises:
         SourceUnavailableError: nothing there.
         UsageError: not an image-and-text model.
     """
     load_config(base)
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
+    with no_progress_bars():
         model = _load(
             AutoModelForImageTextToText, base, dtype=dtype, attn_implementation=available_attention(attention)
         )
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
     if not hasattr(getattr(model, "model", None), "visual"):
         raise UsageError(f"{base}: {type(model).__name__} has no model.visual tower; give a Qwen3-VL model")
     _speed_up_tower(model.model.visual)
@@ -114,7 +108,7 @@ def load_encoder(base: str | Path, contract: Contract) -> PromptEncoder:
     """The prompt encoder of a base under a contract; needs no weights, so data workers can hold it.
 
     Raises:
-        MemerError: the contract is bound to another model family, or pictures or prompt would differ in serving.
+        MemerError: the contract is for another model family, or pictures or prompt would differ in serving.
     """
     config = load_config(base)
     if contract.model_family not in ("", config.model_type):
@@ -198,14 +192,14 @@ def language_hidden(
 ) -> Tensor:
     """Last hidden states, with pictures given as features instead of pixels.
 
-    Without mask and cache the library derives the causal mask from the jumps of `position_ids[0]`: tokens of one
-    sample see each other, tokens of different samples in a row do not.
+    Without mask and cache the library derives the causal mask from the jumps of `position_ids[0]`: tokens of
+    one sample see each other, tokens of different samples in a row do not.
 
     Args:
         model: as loaded.
         input_ids: int64[R, L].
-        position_ids: int64[4, R, L], text positions that restart with every sample, then time, height and width.
-        features: one [n, C] tensor per level for the picture tokens of the rows, row by row; empty without pictures.
+        position_ids: int64[4, R, L], text positions restarting with every sample, then time, height, width.
+        features: one [n, C] tensor per level for the picture tokens, row by row; empty without pictures.
         attention_mask: bool[R, L + cached], True = real token; None for packed rows.
         cache: keys and values of earlier tokens, extended in place.
         **kwargs: handed to the attention, such as cu_seq_lens_q.
@@ -249,13 +243,17 @@ def _run_tower(
 def _speed_up_tower(tower: Any) -> None:
     """Same results with fewer operations: patches by one matrix product, attention over all frames at once.
 
-    The 3-D convolution of the patch embedding has no overlap, so it is a matrix product; as a convolution it takes
-    longer than the rest of a small tower, and several torch releases run it 5-20 times slower still.
+    The 3-D convolution of the patch embedding has no overlap, so it is a matrix product; as a convolution it
+    takes longer than the rest of a small tower, and several torch releases run it 5-20 times slower still. A
+    still picture fills a patch with equal copies in time, so one copy meets the kernel summed over time.
     """
     projection = tower.patch_embed.proj
 
     def embed(patches: Tensor) -> Tensor:
-        return F.linear(patches.to(projection.weight.dtype), projection.weight.flatten(1), projection.bias)
+        kernel = projection.weight.flatten(3)
+        if patches.shape[1] < kernel[0].numel():
+            kernel = kernel.float().sum(2).to(kernel.dtype)
+        return F.linear(patches.to(kernel.dtype), kernel.flatten(1), projection.bias)
 
     tower.patch_embed.forward = embed
     if tower.config._attn_implementation == "sdpa":
@@ -294,8 +292,8 @@ def _equal_length_attention(
     count = len(cu_seq_lens_q) - 1
     if count * max_length_q != total:
         raise ValueError(f"{count} pictures of up to {max_length_q} patches, but {total} patches in all")
-    batched = [x.view(heads, count, max_length_q, head_dim).transpose(0, 1) for x in (query, key, value)]
-    out = F.scaled_dot_product_attention(*batched, scale=scaling)
+    q, k, v = (x.view(heads, count, max_length_q, head_dim).transpose(0, 1) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, scale=scaling)
     return out.permute(0, 2, 1, 3).reshape(1, total, heads, head_dim), None
 
 
@@ -339,27 +337,3 @@ def base_fingerprint(base: str | Path) -> str:
                 stream.seek(size * part // _FINGERPRINT_SAMPLES)
                 digest.update(stream.read(65_536))
     return digest.hexdigest()
-
-
-def save_model(model: Any, out: Path, *, base: str | Path) -> None:
-    """Write weights in the base's dtype beside copies of the base's other files.
-
-    Raises:
-        MemerError: the keys written are not the base's.
-    """
-    dtype = load_config(base).dtype or torch.float32
-    state = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in model.state_dict().items()
-    }
-    model.save_pretrained(out, state_dict=state)
-    folder = Path(base) if Path(base).is_dir() else Path(cached_file(str(base), "config.json")).parent
-    for file in folder.iterdir():
-        if file.is_file() and not file.name.startswith(".") and not _is_weight_file(file.name):
-            shutil.copyfile(file, out / file.name)
-
-
-def _is_weight_file(name: str) -> bool:
-    return name.endswith(
-        (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
-    )

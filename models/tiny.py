@@ -1,7 +1,8 @@
 """A tiny Qwen3-VL base model made on the spot: same classes and files as the full one, trainable on a laptop.
 
-The folder holds everything that a hub folder of Qwen3-VL holds, so loading, training, merging, export and serving run
-through the same code. Nothing is downloaded: the tokenizer is a byte-level BPE trained on the caller's text.
+The folder holds everything that a hub folder of Qwen3-VL holds, so loading, training, merging, export and
+serving run through the same code. Nothing is downloaded: the tokenizer is a byte-level BPE trained on the
+caller's text.
 """
 
 import json
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
@@ -23,6 +25,7 @@ from transformers import GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalG
 from memer.contract import PromptSettings
 from memer.errors import UsageError
 from memer.prompts import answer_text
+from models.progress import no_progress_bars
 
 #: In the order of the Qwen vocabulary; they follow the learned tokens.
 SPECIAL_TOKENS = (
@@ -36,9 +39,12 @@ SPECIAL_TOKENS = (
 )
 
 #: Splits words, single digits, punctuation and white space before merging, as the Qwen tokenizers do.
-PRE_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PRE_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
-#: One turn is <|im_start|>role, newline, content, <|im_end|>, newline; a picture is one pad between its marks.
+#: A turn is <|im_start|>role, newline, content, <|im_end|>, newline; a picture is one pad between its marks.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' -}}
@@ -139,8 +145,8 @@ def make_tiny_base(
 ) -> Path:
     """Write a complete model folder: weights, tokenizer, chat template and processor files.
 
-    Same arguments, same bytes. The weights are float32. The tower stays frozen in training, so its matrices start with
-    std 1 / sqrt(fan_in): with the usual 0.02 the pictures' differences vanish on their way to the language model.
+    Same arguments, same bytes. The weights are float32. The tower stays frozen in training, so its matrices
+    start with std 1 / sqrt(fan_in): with the usual 0.02 the pictures' differences vanish on their way.
 
     Args:
         out: folder to write; an existing one is replaced once the new one is whole.
@@ -224,7 +230,7 @@ def _write_processors(out: Path, *, min_pixels: int, max_pixels: int) -> None:
 
 
 def _write_model(out: Path, tokenizer: Tokenizer, *, size: TinySize, seed: int) -> None:
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    ids: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     config = Qwen3VLConfig(
         text_config={
             "vocab_size": math.ceil(tokenizer.get_vocab_size() / 64) * 64,
@@ -271,7 +277,8 @@ def _write_model(out: Path, tokenizer: Tokenizer, *, size: TinySize, seed: int) 
         eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
         pad_token_id=ids["<|endoftext|>"],
     )
-    model.save_pretrained(out)
+    with no_progress_bars():
+        model.save_pretrained(out)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Training of the MemER planner: a thin LightningModule around a Qwen vision-language model.
 
-Loss: cross entropy summed over the answer tokens of the whole accumulation window and all ranks, divided by their
-number. The micro-batches contribute plain sums; the gradient is divided once, before clipping.
+Loss: cross entropy summed over the answer tokens of the whole accumulation window and all ranks, divided by
+their number. The micro-batches contribute plain sums; the gradient is divided once, before clipping.
 """
 
 import json
@@ -23,7 +23,8 @@ from memer.errors import MemerError, UsageError
 from models.collate import PackedBatch, PlannerCollator
 from models.lora import LoraSettings, inject_lora, lora_seed, save_adapter
 from models.optim import OptimSettings, make_optimizer
-from models.prompt_encoder import LABEL, POSITIONS, PixelGeometry
+from models.pixels import PixelGeometry
+from models.prompt_encoder import LABEL, POSITIONS, PromptEncoder
 from models.qwen_vl import (
     Attention,
     available_attention,
@@ -35,7 +36,6 @@ from models.qwen_vl import (
     load_base,
     load_config,
     load_encoder,
-    save_model,
 )
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class PlannerModule(pl.LightningModule):
             self.model.model.visual.eval()
         return self
 
-    def make_encoder(self) -> Any:
+    def make_encoder(self) -> PromptEncoder:
         """The prompt encoder for this base and contract; binds the contract to the model family."""
         self.contract = replace(
             self.contract, model_family=self.contract.model_family or load_config(self.base).model_type
@@ -190,8 +190,8 @@ class PlannerModule(pl.LightningModule):
             )
         if stage == "fit" and self._normalizes_early and self.trainer.accumulate_grad_batches > 1:
             raise UsageError(
-                "trainer.accumulate_grad_batches: must be 1 under DeepSpeed, its gradients cannot be weighted by tokens "
-                "afterwards; raise the batch size instead"
+                "trainer.accumulate_grad_batches: must be 1 under DeepSpeed, whose gradients cannot be "
+                "weighted by tokens afterwards; raise the batch size instead"
             )
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
@@ -303,14 +303,14 @@ class PlannerModule(pl.LightningModule):
             parts = [f"first missing {missing[0]}"] if missing else []
             parts += [f"first unknown {extra[0]}"] if extra else []
             raise MemerError(
-                f"checkpoint: {len(expected & found)} of {len(expected)} trainable tensors match; {', '.join(parts)}; "
-                "was it written with other LoRA or freezing settings?"
+                f"checkpoint: {len(expected & found)} of {len(expected)} trainable tensors match; "
+                f"{', '.join(parts)}; was it written with other LoRA or freezing settings?"
             )
         ours = checkpoint.get("memer", {})
         if ours.get("base_fingerprint") != self._fingerprint:
             raise MemerError(
-                f"checkpoint: trained from {ours.get('base')!r}, whose weights are not those of {self.base!r}; "
-                "frozen tensors would not fit"
+                f"checkpoint: trained from {ours.get('base')!r}, whose weights are not those of "
+                f"{self.base!r}; frozen tensors would not fit"
             )
         Contract.from_dict(ours["contract"], where="checkpoint").check_same(
             self.contract, what="checkpoint against run"
@@ -318,19 +318,17 @@ class PlannerModule(pl.LightningModule):
         self._num_seen, self._num_dropped = ours["num_seen"], ours["num_dropped"]
 
     def save_tuned(self, out: Path | str) -> Path:
-        """Write what was trained: a whole model folder, or an adapter folder when LoRA was used.
+        """Write the adapter of a LoRA run into an existing folder, in the form that PEFT reads.
 
-        Weights get the base's own dtype, cast once from float32; all other files are the base's.
+        Raises:
+            UsageError: whole weights were trained; `trainable` has them.
         """
-        out = Path(out)
-        out.mkdir(parents=True, exist_ok=True)
         if self.lora is None:
-            save_model(self.model, out, base=self.base)
-        else:
-            weights = {name.removeprefix("model."): tensor for name, tensor in self.trainable().items()}
-            name = self._fingerprint if Path(self.base).is_dir() else self.base
-            save_adapter(out, settings=self.lora, weights=weights, modules=self.adapted, base=name)
-        return out
+            raise UsageError("save_tuned: no adapter was trained (lora is null); use callbacks.tuned")
+        weights = {name.removeprefix("model."): tensor for name, tensor in self.trainable().items()}
+        name = self._fingerprint if Path(self.base).is_dir() else self.base
+        save_adapter(Path(out), settings=self.lora, weights=weights, modules=self.adapted, base=name)
+        return Path(out)
 
     @property
     def _normalizes_early(self) -> bool:
@@ -352,8 +350,8 @@ class PlannerModule(pl.LightningModule):
         share = self._num_dropped / self._num_seen
         if self._num_seen >= _SEEN_BEFORE_JUDGING and share > self.max_dropped_share:
             raise MemerError(
-                f"{self._num_dropped} of {self._num_seen} samples exceed max_length={self.max_length} tokens, more than "
-                f"max_dropped_share={self.max_dropped_share}; raise max_length or show fewer or smaller pictures"
+                f"{self._num_dropped} of {self._num_seen} samples exceed max_length={self.max_length}, above "
+                f"max_dropped_share={self.max_dropped_share}; raise max_length or show fewer pictures"
             )
 
     def _log_window(self, rows: list[list[float]], *, grad_norm: float | None) -> None:
