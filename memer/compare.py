@@ -287,11 +287,12 @@ def _column_name(setting: str) -> str:
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """Entries that all runs have with different values; of those that change together, the first."""
     found: list[str] = []
-    seen: set[tuple[str | None, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
     for key in dict.fromkeys(key for config in configs for key in config):
         values = tuple(config.get(key) for config in configs)
-        if None not in values and len(set(values)) > 1 and values not in seen:
-            seen.add(values)
+        pattern = tuple(values.index(value) for value in values)  # which runs are alike
+        if None not in values and len(set(values)) > 1 and pattern not in seen:
+            seen.add(pattern)
             found.append(key)
     return found[:6]
 
