@@ -1,11 +1,7 @@
 """Score a planner: `python eval.py eval=offline|closed_loop|compare ...` (conf/eval.yaml)."""
 
-import platform
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,9 @@ from conf.compose import CONF_DIR
 from conf.instantiate import instantiate
 from conf.launch import hydra_root
 from data.shards.reader import ShardSet
+from memer.artifact import load_policy
 from memer.closed_loop import ClosedLoopEpisode, rollout_closed_loop
+from memer.compare import compare
 from memer.contract import CameraLayout, Contract
 from memer.episode import Episode
 from memer.errors import MemerError, UsageError
@@ -25,17 +23,18 @@ from memer.keyframes import KeyframeRules
 from memer.planners.base import Planner
 from memer.planners.roster import PlannerContext
 from memer.policy import Policy
-from memer.results import worst_first, write_closed_loop, write_offline
+from memer.report import write_report
+from memer.results import keep_pictures, runtime_facts, write_closed_loop, write_offline
 from memer.rollout import EpisodeRollout, StepHook, rollout_offline
 from memer.session import PlannerSession, StepRecord
 from memer.tabletop import CAMERA_KEYS, demonstrate, make_controller, make_env
 from memer.tabletop.perturbations import FPS
+from memer.windows import check_rate
 
 #: Slots of the embedded benchmark where no policy says otherwise, px.
 TABLETOP_SLOT = 64
 #: Demonstrations that label statistics of the embedded benchmark are taken from.
 NUM_DEMONSTRATIONS = 20
-_VERSIONS = ("torch", "transformers", "numpy", "pillow")
 #: Settings that do not change any answer; a stopped evaluation may continue with others.
 _FREE_SETTINGS = ("name", "run_id", "run_dir", "group", "device", "batch_size", "frames", "allow_mismatch")
 
@@ -47,6 +46,10 @@ def main(cfg: dict[str, Any]) -> int | None:
         return evaluate_offline(cfg)
     if cfg["mode"] == "closed_loop":
         return evaluate_closed_loop(cfg)
+    if cfg["mode"] == "compare":
+        table = compare(cfg["runs"], cfg["run_dir"], metrics=cfg["metrics"])
+        print(table.markdown())
+        return table.exit_code
     raise UsageError(f"eval={cfg['mode']}: unknown; there are offline, closed_loop and compare")
 
 
@@ -60,7 +63,7 @@ def evaluate_offline(cfg: Mapping[str, Any]) -> int:
     else:
         contract = _policy_contract(policy, cfg)
         _check_data(contract, shards, cfg)
-    rules = _rules(cfg["rules"], contract, allow=cfg["allow_mismatch"])
+    rules = _rules(cfg["keyframe_rules"], contract, allow=cfg["allow_mismatch"])
     chosen, skipped = _choose(shards, cfg["episodes"])
     planner = _planner(
         cfg,
@@ -127,7 +130,7 @@ def evaluate_closed_loop(cfg: Mapping[str, Any]) -> int:
     else:
         contract = _policy_contract(policy, cfg)
         _check_environment(contract, cfg)
-    given = cfg["rules"]
+    given = cfg["keyframe_rules"]
     if given is None and not contract.rules_hash:
         given = str(CONF_DIR / "rules" / f"{env['task']}.json")
     rules = _rules(given, contract, allow=cfg["allow_mismatch"])
@@ -192,16 +195,13 @@ def evaluate_closed_loop(cfg: Mapping[str, Any]) -> int:
 
 
 def _load_policy(cfg: Mapping[str, Any]) -> Policy | None:
-    if cfg["policy"] is None:
-        return None
-    from memer.artifact import load_policy
-
-    return load_policy(cfg["policy"], device=cfg["device"])
+    return None if cfg["policy"] is None else load_policy(cfg["policy"], device=cfg["device"])
 
 
 def _policy_contract(policy: Policy, cfg: Mapping[str, Any]) -> Contract:
     """The artifact's contract, with overrides only where the user allows a mismatch by name."""
     contract = policy.contract.updated(cfg["contract"])
+    check_rate(policy.contract, fps=contract.fps, subsample=contract.windows.frame_subsample)
     policy.contract.check_same(
         contract, what=f"{cfg['policy']} and this evaluation's contract.*", allow=cfg["allow_mismatch"]
     )
@@ -238,12 +238,12 @@ def _rules(given: str | None, contract: Contract, *, allow: Sequence[str]) -> Ke
         named = [rules for rules in shipped if rules.rules_hash == contract.rules_hash]
         if not named:
             raise UsageError(
-                "rules: the contract names no shipped keyframe rules; give rules=FILE or rules=all_last"
+                "keyframe_rules: the contract names no shipped rules; give keyframe_rules=FILE or all_last"
             )
         return named[0]
     if contract.rules_hash and rules.rules_hash != contract.rules_hash and "rules_hash" not in allow:
         raise MemerError(
-            f"contract mismatch, rules={given} and policy: rules_hash: {rules.rules_hash!r} against "
+            f"contract mismatch, keyframe_rules={given} and policy: rules_hash: {rules.rules_hash!r} against "
             f"{contract.rules_hash!r}; if meant, name the field in allow_mismatch=[rules_hash]"
         )
     return rules
@@ -339,7 +339,6 @@ def _facts(
     started: float,
     resumed: int,
 ) -> dict[str, Any]:
-    ended = time.time()
     return {
         "name": cfg["name"],
         "run_id": cfg["run_id"],
@@ -352,18 +351,10 @@ def _facts(
         "contract": contract.to_dict(),
         "dataset": {**dataset, "rules_hash": rules.rules_hash},
         "runtime": {
-            "start": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
-            "end": datetime.fromtimestamp(ended, UTC).isoformat(timespec="seconds"),
-            "seconds": round(ended - started, 3),
+            **runtime_facts(started),
             "resumed_episodes": resumed,
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "versions": {
-                name: metadata.version(name) for name in ("torch", "transformers", "numpy", "pillow")
-            },
             "device": cfg["device"],
             "batch_size": cfg["batch_size"],
-            "command": sys.argv,
         },
     }
 
@@ -375,26 +366,11 @@ def _close(
     frames: FrameLog | None,
     chosen: Sequence[int],
 ) -> None:
-    """Keep the pictures that the report shows, drop what only a continuation needed."""
+    """Keep the pictures that the report shows, drop what only a continuation needed, make the report."""
     if frames is not None:
-        rows = [
-            {
-                "episode_index": index,
-                "outcome": journal.finished[index]["extra"].get("outcome"),
-                **_accuracy(journal, index),
-            }
-            for index in chosen
-        ]
-        count = cfg["frames"]["episodes"]
-        frames.keep({*worst_first(rows)[:count], *chosen[:count]})
+        keep_pictures(frames, journal, episodes=chosen, count=cfg["frames"]["episodes"])
     journal.remove()
-
-
-def _accuracy(journal: RolloutJournal, index: int) -> dict[str, float | None]:
-    if journal.finished[index]["score"] is None:
-        return {}
-    score = journal.score(index)
-    return {"normalized_accuracy": score.normalized_correct / score.labelled if score.labelled else None}
+    print(f"report: {write_report(out)}")
 
 
 def _print(summary: Mapping[str, Any], names: Sequence[str]) -> None:

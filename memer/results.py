@@ -3,12 +3,18 @@
 import itertools
 import json
 import os
+import platform
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from memer.closed_loop import COUNTED
+from memer.frame_log import FrameLog
 from memer.intervals import bootstrap_interval, wilson_interval
 from memer.journal import RolloutJournal
 from memer.metrics import episode_row, label_table, latency_summary, summarize
@@ -155,6 +161,32 @@ def worst_first(summary_episodes: Sequence[Mapping[str, Any]]) -> list[int]:
         return (1.0 if quality is None else quality, row["episode_index"])
 
     return [row["episode_index"] for row in sorted(summary_episodes, key=key)]
+
+
+def keep_pictures(frames: FrameLog, journal: RolloutJournal, *, episodes: Sequence[int], count: int) -> None:
+    """Delete the pictures of all but the `count` worst and the `count` first episodes."""
+    rows = []
+    for index in episodes:
+        entry = journal.finished[index]
+        row: dict[str, Any] = {"episode_index": index, "outcome": entry["extra"].get("outcome")}
+        if entry["score"] is not None:
+            row.update(episode_row(journal.score(index)))
+        rows.append(row)
+    frames.keep({*worst_first(rows)[:count], *episodes[:count]})
+
+
+def runtime_facts(started: float) -> dict[str, Any]:
+    """When, how long, on what: for a summary. `started` is time.time() at the start."""
+    ended = time.time()
+    return {
+        "start": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        "end": datetime.fromtimestamp(ended, UTC).isoformat(timespec="seconds"),
+        "seconds": round(ended - started, 3),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in ("torch", "numpy", "pillow")},
+        "command": sys.argv,
+    }
 
 
 def _all_rows(journal: RolloutJournal, episodes: Sequence[int]) -> Iterator[dict[str, Any]]:
