@@ -1,8 +1,8 @@
 """Labelers: where an episode's subtask segments come from.
 
-A labeler is a picklable callable, episode in, episode out. `NativeLabels` keeps what the source read,
-`FileLabels` takes a user's JSON or CSV file, `GripperLabels` cuts at the transitions of one channel.
-`select_labelled` runs a labeler over a source and says which episodes can be used.
+A labeler is a picklable callable, episode in, episode out (data.sources.Labeler). `NativeLabels` keeps what the
+source read, `FileLabels` takes a user's JSON or CSV file, `GripperLabels` cuts at the transitions of one
+channel.
 """
 
 import csv
@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.sources import Labeler, Source
 from data.spans import OverlapPolicy, Span, resolve_spans
 from memer.episode import Episode, Segment, normalize_label
 from memer.errors import MemerError, SourceUnavailableError, UsageError
@@ -203,68 +202,3 @@ class GripperLabels:
         if not -array.shape[1] <= channel < array.shape[1]:
             raise UsageError(f"{where}: {self.feature} has {array.shape[1]} components, channel={channel}")
         return array[:, channel]
-
-
-def select_labelled(
-    source: Source, labeler: Labeler, *, mode: Literal["lenient", "strict"] = "lenient"
-) -> tuple[list[int], dict[str, Any]]:
-    """Which episodes have labels, without decoding a frame.
-
-    Args:
-        source: gives the episodes.
-        labeler: gives them their segments.
-        mode: `lenient` skips and counts unlabelled episodes; `strict` refuses them.
-
-    Returns:
-        (numbers of the labelled episodes, report of what was skipped and why, as plain JSON values).
-
-    Raises:
-        MemerError: no episode has a label; strict mode: an episode has none or only partly, all are named.
-    """
-    labelled: list[int] = []
-    skipped: dict[int, str] = {}
-    partly: dict[int, int] = {}
-    sources: dict[str, int] = {}
-    for index in source.indices():
-        try:
-            episode = labeler(source.episode(index))
-        except UsageError:
-            raise
-        except MemerError as error:
-            skipped[index] = str(error)
-            continue
-        if not episode.segments:
-            skipped[index] = "no labels"
-            continue
-        labelled.append(index)
-        missing = sum(label is None for label in episode.labels())
-        if missing:
-            partly[index] = missing
-        used = str(episode.metadata.get("label_source") or type(labeler).__name__)
-        sources[used] = sources.get(used, 0) + 1
-    stray = sorted(set(getattr(labeler, "episodes", ())) - set(labelled) - set(skipped))
-    reasons = sorted({reason for reason in skipped.values() if reason != "no labels"})
-    detail = f" ({reasons[0]}{'; ...' if len(reasons) > 1 else ''})" if reasons else ""
-    if not labelled:
-        raise MemerError(
-            f"{source.name}: no episode has a subtask label{detail}; give labels=file labels.path=FILE, "
-            "labels=gripper, or another source.label_source"
-        )
-    if mode == "strict" and skipped:
-        raise MemerError(
-            f"{source.name}: episodes {', '.join(map(str, skipped))} have no subtask labels{detail}; "
-            "label them, leave them out with source.episodes=[...], or use mode=lenient to skip them"
-        )
-    if mode == "strict" and partly:
-        listed = ", ".join(f"{index} ({count} frames)" for index, count in partly.items())
-        raise MemerError(
-            f"{source.name}: episodes with unlabelled frames: {listed}; label them or use mode=lenient"
-        )
-    report = {
-        "label_sources": sources,
-        "labelled": len(labelled),
-        "skipped": {str(index): reason for index, reason in skipped.items()},
-        "unlabelled_frames": {str(index): count for index, count in partly.items()},
-        "episodes_not_in_source": stray,
-    }
-    return labelled, report

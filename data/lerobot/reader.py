@@ -209,7 +209,7 @@ class LeRobotReader:
 
     def _episode(self, entry: EpisodeEntry, loaded: LoadedEpisode) -> Episode:
         def names(key: str | None) -> list[str]:
-            return list(self.info.features[key].names) if key in self.info.features else []
+            return list(self.info.features[key].names) if key is not None else []
 
         return Episode(
             source=self.name,

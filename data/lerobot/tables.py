@@ -35,14 +35,16 @@ class EpisodeRows:
         if name not in self.table.column_names:
             return None
         column = _flat(self.table.column(name))
-        return pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(zero_copy_only=False)
+        filled = pc.fill_null(pc.cast(column, pa.int64()), -1)
+        return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def numbers(self, name: str) -> NDArray[np.float64] | None:
         """float64[T] of a scalar column, nulls as NaN; None if the file lacks it."""
         if name not in self.table.column_names:
             return None
         column = _flat(self.table.column(name))
-        return pc.fill_null(pc.cast(column, pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
+        filled = pc.fill_null(pc.cast(column, pa.float64()), float("nan"))
+        return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.float64)
 
     def texts(self, name: str) -> list[str | None] | None:
         """One text or None per row; None if the file lacks the column."""
@@ -94,7 +96,7 @@ def vectors(column: pa.ChunkedArray, *, width: int | None) -> NDArray[np.float32
     except pa.ArrowException:
         raise VectorError(0, f"stored as {array.type}, not numbers") from None
     with np.errstate(over="ignore"):
-        result = flat.to_numpy(zero_copy_only=False).astype(np.float32)
+        result = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
     return result.reshape(len(array), expected)
 
 

@@ -64,7 +64,7 @@ class VideoTable:
     @property
     def times(self) -> NDArray[np.float64]:
         """float64[F], seconds from the start of the file's clock."""
-        return self.pts * self.time_base
+        return np.multiply(self.pts, self.time_base, dtype=np.float64)
 
 
 _TABLES: OrderedDict[tuple[str, int, int], VideoTable] = OrderedDict()
@@ -145,7 +145,7 @@ def decode_pictures(path: Path, positions: Sequence[int], *, threads: int = 1) -
                 if picture.pts > target:
                     break
                 decode_counter.converted += 1
-                yield reformatter.reformat(picture, format="rgb24").to_ndarray()
+                yield np.asarray(reformatter.reformat(picture, format="rgb24").to_ndarray(), dtype=np.uint8)
                 following = next(wanted, None)
                 if following is None:
                     return

@@ -8,7 +8,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data.labels import FileLabels, GripperLabels, NativeLabels, select_labelled
+from data.labels import FileLabels, GripperLabels, NativeLabels
 from data.spans import Span, resolve_spans
 from memer.episode import ArrayFrames, Episode, InstructionSpan, Segment, labels_from_segments
 from memer.errors import MemerError, SourceUnavailableError, UsageError
@@ -29,22 +29,6 @@ def episode(index=0, *, gripper=None, length=12, segments=()):
         segments=segments,
         metadata={"action_names": ["lift", "gripper"]},
     )
-
-
-class Source:
-    name, fps, camera_keys = "desk", 10.0, ("base",)
-
-    def __init__(self, *episodes):
-        self.held = {e.episode_index: e for e in episodes}
-
-    def indices(self):
-        return list(self.held)
-
-    def episode(self, index):
-        return self.held[index]
-
-    def report(self):
-        return {}
 
 
 C09 = [Span(0, 7, "a"), Span(7, 7, "b"), Span(7, 8, "c"), Span(10, 19, "d"), Span(17, 26, "e")]
@@ -182,33 +166,9 @@ def test_gripper_mistakes():
             GripperLabels(**wrong)
 
 
-def test_unlabelled_episodes_are_skipped_and_counted_or_named():
-    whole = (Segment(0, 12, "go"),)
-    source = Source(episode(1, segments=whole), episode(3), episode(4, segments=whole), episode(9))
-    labelled, report = select_labelled(source, NativeLabels())
-    assert labelled == [1, 4]
-    assert report["skipped"] == {"3": "no labels", "9": "no labels"}
-    with pytest.raises(MemerError, match="episodes 3, 9 have no subtask labels"):
-        select_labelled(source, NativeLabels(), mode="strict")
-    with pytest.raises(MemerError, match="no episode has a subtask label"):
-        select_labelled(Source(episode(3)), NativeLabels())
-
-
-def test_partly_labelled_episodes_are_kept_or_named():
-    source = Source(episode(1, segments=(Segment(2, 9, "go"),)))
-    assert select_labelled(source, NativeLabels())[1]["unlabelled_frames"] == {"1": 5}
-    with pytest.raises(MemerError, match=r"unlabelled frames: 1 \(5 frames\)"):
-        select_labelled(source, NativeLabels(), mode="strict")
-
-
-def test_an_episode_whose_gripper_does_not_fit_is_skipped_with_its_reason(tmp_path):
-    source = Source(episode(1, gripper=[0] * 5 + [1] * 7), episode(2, gripper=[0] * 12))
-    labelled, report = select_labelled(source, GripperLabels(names=["reach", "carry"]))
-    assert labelled == [1]
-    assert "crosses 0.5 0 times" in report["skipped"]["2"]
-    path = tmp_path / "a.csv"
-    path.write_text("episode,start,end,label\n1,0,12,go\n77,0,3,go\n")
-    assert select_labelled(source, FileLabels(path=str(path)))[1]["episodes_not_in_source"] == [77]
+def test_native_labels_are_kept_as_they_are():
+    given = episode(segments=(Segment(2, 9, "go"),))
+    assert NativeLabels()(given) is given
 
 
 @pytest.mark.parametrize(

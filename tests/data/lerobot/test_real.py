@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.labels import FileLabels, GripperLabels, NativeLabels, select_labelled
+from data.labels import FileLabels, GripperLabels
 from data.lerobot import LeRobotReader, decode_counter
 from memer.errors import MemerError
 
@@ -59,11 +59,6 @@ def test_cr5_gripper_labels_are_the_true_segments():
     for number, (frames, close, release, _) in CR5_EPISODES.items():
         segments = labeler(reader.episode(number)).segments
         assert [(s.start, s.end) for s in segments] == [(0, close), (close, release), (release, frames)]
-    labelled, report = select_labelled(reader, labeler, mode="strict")
-    assert labelled == list(CR5_EPISODES)
-    assert report["label_sources"] == {"gripper": 8}
-    with pytest.raises(MemerError, match="no episode has a subtask label; give labels=file"):
-        select_labelled(reader, NativeLabels())
 
 
 def test_cr5_v3_is_the_same_set_with_native_labels():
@@ -83,9 +78,9 @@ def test_cr5_v3_is_the_same_set_with_native_labels():
 
 
 def test_cr5_v3_pictures_are_those_of_the_source():
-    """The second tree is a smaller copy: its frames are nearest to the source's frames of the same number.
+    """The second tree is a smaller copy: its frames are nearest to the source frames of equal number.
 
-    Where the arm rests, neighbouring frames are equal up to coding noise; so a share of the frames is asked for.
+    Where the arm rests, neighbouring frames are equal up to coding noise: so a share of frames is asked for.
     """
     new, old = LeRobotReader(need(CR5_V3)), LeRobotReader(need(CR5))
 
@@ -127,7 +122,11 @@ def test_g1_with_labels_from_a_file(tmp_path):
         f"{n},0,{t // 2},reach for the bottle\n{n},{t // 2},{t},lift the bottle" for n, t in lengths.items()
     ]
     path.write_text("episode,start,end,label\n" + "\n".join(rows) + "\n")
-    labelled, report = select_labelled(reader, FileLabels(path=str(path)), mode="strict")
-    assert labelled == list(lengths)
-    assert report["label_sources"] == {"file": 6}
-    assert report["unlabelled_frames"] == {}
+    labeler = FileLabels(path=str(path))
+    assert labeler.episodes == list(lengths)
+    for episode in reader.episodes():
+        half = episode.num_frames // 2
+        assert episode.num_frames == lengths[episode.episode_index]
+        assert labeler(episode).labels() == ["reach for the bottle"] * half + ["lift the bottle"] * (
+            episode.num_frames - half
+        )
