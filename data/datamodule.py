@@ -18,10 +18,12 @@ from data.dataset import ChosenShards, SampleTable, TrainBatches, ValidationBatc
 from data.order import OrderSettings
 from data.shards import Moments, ShardSet
 from data.sources import json_hash
+from data.views.frames import FrameCache
 from data.views.planner import PlannerViewConfig, plan_histograms
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
 from memer.sample import PlannerSample
+from memer.windows import even_indices
 
 Collate = Callable[[list[PlannerSample]], Any]
 
@@ -101,7 +103,9 @@ class PlannerDataModule(lightning.LightningDataModule):
         self._first_batch = 0  # over all ranks
         self._processed_before = 0  # per rank, as the trainer counts
         self._train = {name: _choose(name, values, part="train") for name, values in train.items()}
-        self._val = {name: _choose(name, values, part="val") for name, values in (val or {}).items()}
+        self._val = {
+            name: _choose(name, values, part="val") for name, values in (val or {}).items() if values["root"]
+        }
         _check_disjoint(self._train, self._val)
         data_contract = _common_contract({**self._train, **{f"val {n}": c for n, c in self._val.items()}})
         data_contract = replace(data_contract, statistics=_statistics(self._train, statistics))
@@ -128,6 +132,28 @@ class PlannerDataModule(lightning.LightningDataModule):
                 for name, c in self._train.items()
             },
         }
+
+    def example_samples(self, count: int) -> list[PlannerSample]:
+        """The same samples at every call, spread over the validation data, else over the training data."""
+        table = self.val_table if len(self.val_table) else self.train_table
+        frames = FrameCache(max_bytes=self._cache_bytes)
+        samples = [table.sample(number, frames=frames) for number in even_indices(len(table), count)]
+        table.close()  # a loader process forked later must not inherit open files
+        return samples
+
+    def subtasks(self) -> list[str]:
+        """Every label of the training episodes, sorted."""
+        chosen = [(c.shards, index) for c in self._train.values() for index in c.episodes]
+        return sorted({segment.label for shards, index in chosen for segment in shards.segments(index)})
+
+    def instructions(self) -> list[str]:
+        """Every instruction of the training episodes, sorted."""
+        found: set[str] = set()
+        for chosen in self._train.values():
+            for index in chosen.episodes:
+                found.update(span.text for span in chosen.shards.episode(index).instructions)
+            chosen.shards.close()  # a loader process forked later must not inherit open files
+        return sorted(found)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """The endless stream of full batches from the saved position on."""
