@@ -1,7 +1,7 @@
 """Train one planner: `python train.py experiment=NAME ...`, `python train.py -m sweep=NAME`.
 
-Wires what the config names (data, model, callbacks, logger, trainer), goes on from the newest checkpoint of the
-run folder if there is one, and fits; merging, export and summary are callbacks of the fit.
+Wires what the config names (data, model, callbacks, logger, trainer), goes on from the newest checkpoint of
+the run folder if there is one, and fits; merging, export and summary are callbacks of the fit.
 """
 
 import logging
