@@ -1,7 +1,7 @@
 """Labelers: where an episode's subtask segments come from.
 
-A labeler is a picklable callable, episode in, episode out (data.sources.Labeler). `NativeLabels` keeps what the
-source read, `FileLabels` takes a user's JSON or CSV file, `GripperLabels` cuts at the transitions of one
+A labeler is a picklable callable, episode in, episode out (data.sources.Labeler). `NativeLabels` keeps what
+the source read, `FileLabels` takes a user's JSON or CSV file, `GripperLabels` cuts at the transitions of one
 channel.
 """
 

@@ -5,6 +5,7 @@ stays right where row clocks drift or are shifted. Times are compared only where
 only in lenient mode. Source: spec of the format, section 9, rules 3 to 5.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -96,8 +97,12 @@ class Addressing:
             )
             return None
         listed = self.files.get((camera, place.path), ())
-        start = nearest(table.times, place.from_s)
-        following = [from_s for from_s, index, _ in listed if from_s > place.from_s and index != entry.index]
+        if math.isnan(place.from_s) and len(listed) > 1:
+            findings.error("video_start", value="no from_timestamp", advice="repair meta/episodes", **where)
+            return None
+        from_s = 0.0 if math.isnan(place.from_s) else place.from_s
+        start = nearest(table.times, from_s)
+        following = [other for other, index, _ in listed if other > from_s and index != entry.index]
         stop = nearest(table.times, following[0]) if following else len(table)
         alone = len(listed) <= 1
         positions: tuple[int, ...] | None = None
@@ -111,7 +116,7 @@ class Addressing:
             )
             return None
         if start + length > stop:
-            positions = self._by_time(table, place.from_s, timestamps)
+            positions = self._by_time(table, from_s, timestamps)
             value = f"{max(0, stop - start)} pictures for {length} rows"
             if positions is None or self.mode == "strict":
                 findings.error(
@@ -132,7 +137,7 @@ class Addressing:
                 )
                 return None
             findings.warning("video_long", value=value, advice=f"the first {length} are used", **where)
-        self._check_clock(table, start, length, place.from_s, findings, where)
+        self._check_clock(table, start, length, from_s, findings, where)
         return VideoFrames(self.root / path, start, length, positions, self.threads)
 
     def _by_time(

@@ -101,6 +101,17 @@ class Inspector:
                 "table_unreadable", file=path, episode=entry.index, value=text, advice="fetch it again"
             )
             return None
+        try:
+            loaded = self._loaded(entry, path, rows, findings=findings, deep=deep)
+        except MemerError as error:  # a column that does not hold what its name says
+            advice = "write the column again"
+            findings.error("column_type", file=path, episode=entry.index, value=str(error), advice=advice)
+            return None
+        return None if len(findings.errors) > before else loaded
+
+    def _loaded(
+        self, entry: EpisodeEntry, path: str, rows: EpisodeRows, *, findings: Findings, deep: bool
+    ) -> LoadedEpisode | None:
         if not self._check_rows(entry, path, rows, findings):
             return None
         length = len(rows)
@@ -115,10 +126,8 @@ class Inspector:
         if deep:
             self._check_language(entry, path, rows, findings)
         text = self._instruction(entry, path, rows, findings)
-        if len(findings.errors) > before:
+        if state is None or action is None:
             return None
-        assert state is not None
-        assert action is not None
         return LoadedEpisode(
             state=state,
             action=action,

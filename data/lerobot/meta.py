@@ -54,7 +54,7 @@ class VideoPlace:
 
     Attributes:
         path: relative to the root.
-        from_s: time of the first frame on the file's clock, seconds.
+        from_s: time of the first frame on the file's clock, seconds; NaN if not stated.
     """
 
     path: str
@@ -149,7 +149,7 @@ def load_info(root: Path) -> Info:
         major=major,
         fps=fps,
         features=features,
-        chunks_size=max(1, int(raw.get("chunks_size") or 1000)),
+        chunks_size=max(1, as_whole(raw.get("chunks_size") or 1000, f"{path}: chunks_size")),
         data_path=raw.get("data_path") or default_data,
         video_path=raw.get("video_path", default_video),
         raw=raw,
@@ -171,12 +171,17 @@ _DEFAULT_PATHS = {
 def _feature(path: Path, name: str, entry: Any) -> Feature:
     if not isinstance(entry, dict) or "dtype" not in entry:
         raise MemerError(f"{path}: feature {name!r} has no dtype")
-    details = {**(entry.get("video_info") or {}), **(entry.get("info") or {})}
+    details: dict[str, Any] = {}
+    for key in ("video_info", "info"):
+        details |= entry[key] if isinstance(entry.get(key), dict) else {}
     depth = any(details.get(key) for key in ("is_depth_map", "video.is_depth_map"))
     shape = entry.get("shape") or ()
+    sizes = shape if isinstance(shape, list | tuple) else (shape,)
+    if not all(isinstance(size, int) for size in sizes):
+        raise MemerError(f"{path}: feature {name!r} has shape {shape!r}, must be a list of whole numbers")
     return Feature(
         dtype=str(entry["dtype"]),
-        shape=tuple(int(n) for n in (shape if isinstance(shape, list | tuple) else (shape,))),
+        shape=tuple(sizes),
         names=tuple(_flat_names(entry.get("names"))),
         depth=bool(depth),
     )
@@ -192,6 +197,13 @@ def _flat_names(names: Any) -> Iterator[str]:
     elif isinstance(names, list | tuple):
         for name in names:
             yield from _flat_names(name)
+
+
+def as_whole(value: Any, where: str) -> int:
+    """A whole number as int, refused otherwise with `where` in front."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+        raise MemerError(f"{where} is {value!r}, must be a whole number")
+    return int(value)
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -256,7 +268,8 @@ def load_tasks(root: Path, major: int) -> tuple[dict[int, str], list[int]]:
     if not path.is_file():
         return {}, []
     rows = [row for row in read_jsonl(path) if "task_index" in row]
-    return {int(r["task_index"]): str(r.get("task", "")) for r in rows}, [int(r["task_index"]) for r in rows]
+    numbers = [as_whole(row["task_index"], f"{path}: task_index") for row in rows]
+    return {number: str(row.get("task", "")) for number, row in zip(numbers, rows, strict=True)}, numbers
 
 
 def load_episodes(root: Path, info: Info) -> list[EpisodeEntry]:
@@ -268,9 +281,8 @@ def load_episodes(root: Path, info: Info) -> list[EpisodeEntry]:
 
 def _episodes_v2(root: Path, info: Info, cameras: list[str]) -> Iterator[EpisodeEntry]:
     for row in read_jsonl(root / "meta" / "episodes.jsonl"):
-        if "episode_index" not in row:
-            raise MemerError(f"{root / 'meta/episodes.jsonl'}: a line without episode_index")
-        index = int(row["episode_index"])
+        where = f"{root / 'meta/episodes.jsonl'}: episode_index"
+        index = as_whole(row.get("episode_index"), where)
         numbers = _numbers(info, index, chunk=index // info.chunks_size, file=0)
         videos = {
             key: VideoPlace(fill(info.video_path, numbers, root, key), 0.0)
@@ -279,7 +291,7 @@ def _episodes_v2(root: Path, info: Info, cameras: list[str]) -> Iterator[Episode
         length = row.get("length")
         yield EpisodeEntry(
             index=index,
-            length=None if length is None else int(length),
+            length=None if length is None else as_whole(length, f"{where} {index}: length"),
             tasks=tuple(str(task) for task in row.get("tasks") or () if task is not None),
             data_path=fill(info.data_path, numbers, root, ""),
             videos=videos,
@@ -300,7 +312,7 @@ def _episodes_v3(root: Path, info: Info, cameras: list[str]) -> Iterator[Episode
         for row in rows:
             if row.get("episode_index") is None:
                 raise MemerError(f"{path}: a row without episode_index")
-            index = int(row["episode_index"])
+            index = as_whole(row["episode_index"], f"{path}: episode_index")
             numbers = _numbers(
                 info, index, chunk=row.get("data/chunk_index"), file=row.get("data/file_index")
             )
@@ -310,11 +322,12 @@ def _episodes_v3(root: Path, info: Info, cameras: list[str]) -> Iterator[Episode
                 if chunk is None or number is None:
                     continue
                 place = fill(info.video_path, _numbers(info, index, chunk=chunk, file=number), root, key)
-                videos[key] = VideoPlace(place, float(row.get(f"videos/{key}/from_timestamp") or 0.0))
+                start = row.get(f"videos/{key}/from_timestamp")
+                videos[key] = VideoPlace(place, math.nan if start is None else float(start))
             known = ("episode_index", "length", "tasks")
             yield EpisodeEntry(
                 index=index,
-                length=None if row.get("length") is None else int(row["length"]),
+                length=None if row.get("length") is None else as_whole(row["length"], f"{path}: length"),
                 tasks=tuple(str(task) for task in row.get("tasks") or () if task is not None),
                 data_path=fill(info.data_path, numbers, root, ""),
                 videos=videos,

@@ -65,6 +65,8 @@ class LeRobotReader:
     ) -> None:
         if mode not in ("lenient", "strict"):
             raise UsageError(f"mode={mode!r}, must be lenient or strict")
+        if instruction is not None and not instruction.strip():
+            raise UsageError("instruction is empty; leave it out to take the data set's tasks")
         self.root = Path(root)
         self.mode: Literal["lenient", "strict"] = mode
         self.label_source = label_source
@@ -232,7 +234,7 @@ class LeRobotReader:
         """All findings; every present episode is inspected once, the result travels with pickling."""
         if self._checked is not None:
             return self._checked
-        findings = Findings(list(self._findings.items))
+        findings = Findings()
         paths = {path for e in self._entries.values() if (path := self._files.locate(e, None))}
         strict = self.mode == "strict"
         check_columns(self.root, paths, info=self.info, strict=strict, findings=findings)
@@ -249,6 +251,7 @@ class LeRobotReader:
             self._clock_deviation_s = max(self._clock_deviation_s, loaded.clock_deviation_s)
             if self._check_labels(entry, loaded, findings):
                 usable.append(entry.index)
+        findings = Findings(self._findings.items + findings.items)  # late: files are located while reading
         broken = set(findings.broken_episodes())
         self._usable = tuple(n for n in usable if n not in broken)
         if self.require_labels and not self._label_sources:
@@ -271,7 +274,8 @@ class LeRobotReader:
             self._label_sources[labels.source] = self._label_sources.get(labels.source, 0) + 1
             missing = [k for k, label in enumerate(labels.labels) if label is None]
             if missing:
-                findings.warning(
+                strict = self.require_labels and self.mode == "strict"
+                (findings.error if strict else findings.warning)(
                     "frames_unlabelled",
                     episode=entry.index,
                     frame=missing[0],

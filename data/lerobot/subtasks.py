@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data.lerobot.findings import Findings
 from data.lerobot.language import PERSISTENT, LanguageRow, normalize_cell
-from data.lerobot.meta import EpisodeEntry, Info, read_jsonl, read_parquet, text_table
+from data.lerobot.meta import EpisodeEntry, Info, as_whole, read_jsonl, read_parquet, text_table
 from data.lerobot.tables import EpisodeRows
 from data.spans import Span, resolve_spans
 from memer.episode import Segment, normalize_label, segments_from_labels
@@ -100,7 +100,8 @@ class SubtaskReader:
         self._robocoin: dict[int, str] | None = None
         if source in ("native", "robocoin") and path.is_file():
             rows = [row for row in read_jsonl(path) if "subtask_index" in row and "subtask" in row]
-            self._robocoin = {int(row["subtask_index"]): str(row["subtask"]) for row in rows}
+            where = f"{path}: subtask_index"
+            self._robocoin = {as_whole(r["subtask_index"], where): str(r["subtask"]) for r in rows}
 
     def _load_subtasks(self, root: Path, findings: Findings) -> dict[int, str] | None:
         path = root / "meta" / "subtasks.parquet"

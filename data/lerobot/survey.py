@@ -8,7 +8,7 @@ from data.lerobot.address import FileEpisodes
 from data.lerobot.findings import Findings
 from data.lerobot.language import EVENTS, PERSISTENT
 from data.lerobot.meta import EpisodeEntry, Info
-from data.lerobot.tables import RowReader
+from data.lerobot.tables import column_names
 from data.lerobot.video import video_table
 from memer.errors import MemerError
 
@@ -48,10 +48,9 @@ def check_columns(
     declared = {name for name, feature in info.features.items() if feature.dtype != "video"}
     lacking: dict[str, list[str]] = {}
     undeclared: dict[str, list[str]] = {}
-    reader = RowReader()
     for path in sorted(paths):
         try:
-            columns = set(reader.columns(root / path))
+            columns = set(column_names(root / path))
         except MemerError:
             continue  # the episode's own check names the file
         for name in declared - columns:

@@ -1,5 +1,6 @@
 """Rows of one episode out of parquet files that may hold many, and their columns as arrays."""
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memer.errors import MemerError
+
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +34,37 @@ class EpisodeRows:
         return int(self.table.num_rows)
 
     def integers(self, name: str) -> NDArray[np.int64] | None:
-        """int64[T] of a whole-number column, nulls as -1; None if the file lacks it."""
-        if name not in self.table.column_names:
+        """int64[T] of a whole-number column, nulls and NaN as -1; None if the file lacks it.
+
+        Raises:
+            MemerError: the column does not hold whole numbers.
+        """
+        values = self.numbers(name)
+        if values is None:
             return None
-        column = _flat(self.table.column(name))
-        filled = pc.fill_null(pc.cast(column, pa.int64()), -1)
-        return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
+        missing = np.isnan(values)
+        whole = np.where(missing, -1, values)
+        if not (np.isfinite(whole).all() and (whole == np.trunc(whole)).all()):
+            raise MemerError(f"column {name} holds fractions, must hold whole numbers")
+        return np.asarray(whole, dtype=np.int64)
 
     def numbers(self, name: str) -> NDArray[np.float64] | None:
-        """float64[T] of a scalar column, nulls as NaN; None if the file lacks it."""
+        """float64[T] of a column with one number per row, nulls as NaN; None if the file lacks it.
+
+        Raises:
+            MemerError: the column does not hold one number per row.
+        """
         if name not in self.table.column_names:
             return None
-        column = _flat(self.table.column(name))
-        filled = pc.fill_null(pc.cast(column, pa.float64()), float("nan"))
+        array = _flat(self.table.column(name))
+        if isinstance(array.type, _LISTS) and pc.all(pc.equal(pc.list_value_length(array), 1)).as_py():
+            array = pc.list_flatten(array)
+        try:
+            filled = pc.fill_null(pc.cast(array, pa.float64()), float("nan"))
+        except pa.ArrowException:
+            raise MemerError(
+                f"column {name} is stored as {array.type}, must hold one number per row"
+            ) from None
         return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.float64)
 
     def texts(self, name: str) -> list[str | None] | None:
@@ -80,7 +101,7 @@ def vectors(column: pa.ChunkedArray, *, width: int | None) -> NDArray[np.float32
     array = _flat(column)
     if array.null_count:
         raise VectorError(int(np.flatnonzero(np.asarray(pc.is_null(array)))[0]), "the cell is null")
-    if isinstance(array.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+    if isinstance(array.type, _LISTS):
         lengths = np.asarray(pc.list_value_length(array))
         expected = width if width is not None else int(lengths[0]) if len(lengths) else 0
         wrong = np.flatnonzero(lengths != expected)
@@ -118,21 +139,12 @@ class RowReader:
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[str, int, tuple[str, ...]], pa.Table] | None = None
-        self._schemas: dict[str, tuple[str, ...]] = {}
 
     def __getstate__(self) -> dict[str, object]:
         return {}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__init__()  # type: ignore[misc]
-
-    def columns(self, path: Path) -> tuple[str, ...]:
-        """Top-level column names of a file."""
-        key = str(path)
-        if key not in self._schemas:
-            with _open(path) as file:
-                self._schemas[key] = tuple(file.schema_arrow.names)
-        return self._schemas[key]
+        self._kept = None
 
     def read(self, path: Path, episode: int, *, columns: Collection[str]) -> EpisodeRows:
         """The episode's rows with those of `columns` that the file has.
@@ -140,34 +152,29 @@ class RowReader:
         Raises:
             MemerError: the file cannot be read.
         """
-        with _open(path) as file:
-            present = tuple(file.schema_arrow.names)
-            self._schemas[str(path)] = present
-            wanted = [name for name in present if name in columns or name == "episode_index"]
-            pieces: list[pa.Table] = []
-            spans: list[tuple[int, int]] = []  # [first, last] row numbers in the file
-            offset = 0
+        footer = _footer(path)
+        wanted = [name for name in footer.columns if name in columns or name == "episode_index"]
+        pieces: list[pa.Table] = []
+        spans: list[tuple[int, int]] = []  # [first, last] row numbers in the file
+        with _open(path, footer) as file:
             try:
-                for group in range(file.metadata.num_row_groups):
-                    rows = file.metadata.row_group(group).num_rows
-                    bounds = _bounds(file, group)
-                    if "episode_index" not in present or bounds == (episode, episode):
+                for group, bounds in footer.groups_of(episode):
+                    offset = footer.offsets[group]
+                    if "episode_index" not in footer.columns or bounds == (episode, episode):
                         pieces.append(file.read_row_group(group, columns=wanted))
-                        spans.append((offset, offset + rows - 1))
-                    elif bounds is None or bounds[0] <= episode <= bounds[1]:
-                        table = self._group(path, file, group, wanted)
-                        mask = pc.fill_null(pc.equal(table.column("episode_index"), episode), False)
-                        hits = np.flatnonzero(np.asarray(mask))
-                        if len(hits):
-                            pieces.append(table.filter(mask))
-                            spans.append((offset + int(hits[0]), offset + int(hits[-1])))
-                    offset += rows
+                        spans.append((offset, offset + pieces[-1].num_rows - 1))
+                        continue
+                    table = self._group(path, file, group, wanted)
+                    mask = pc.fill_null(pc.equal(table.column("episode_index"), episode), False)
+                    hits = np.flatnonzero(np.asarray(mask))
+                    if len(hits):
+                        pieces.append(table.filter(mask))
+                        spans.append((offset + int(hits[0]), offset + int(hits[-1])))
+                table = pa.concat_tables(pieces) if pieces else file.read_row_groups([], columns=wanted)
             except (pa.ArrowException, OSError) as error:
                 raise _unreadable(path, error) from None
-            nothing = file.read_row_groups([], columns=wanted)
-        table = pa.concat_tables(pieces).combine_chunks() if pieces else nothing
         extent = spans[-1][1] - spans[0][0] + 1 if spans else 0
-        return EpisodeRows(table, extent == table.num_rows, present)
+        return EpisodeRows(table.combine_chunks(), extent == table.num_rows, footer.columns)
 
     def _group(self, path: Path, file: pq.ParquetFile, group: int, columns: list[str]) -> pa.Table:
         key = (str(path), group, tuple(columns))
@@ -182,14 +189,11 @@ def iterate_cells(path: Path, episode: int, *, column: str, batch_size: int = 16
     Raises:
         MemerError: the file cannot be read.
     """
-    with _open(path, buffer_size=1 << 20) as file:
-        has_number = "episode_index" in file.schema_arrow.names
-        groups = [
-            group
-            for group in range(file.metadata.num_row_groups)
-            if not has_number or (b := _bounds(file, group)) is None or b[0] <= episode <= b[1]
-        ]
-        columns = [column, "episode_index"] if has_number else [column]
+    footer = _footer(path)
+    has_number = "episode_index" in footer.columns
+    groups = [group for group, _ in footer.groups_of(episode)]
+    columns = [column, "episode_index"] if has_number else [column]
+    with _open(path, footer, buffer_size=1 << 20) as file:
         try:
             for batch in file.iter_batches(
                 batch_size=batch_size, row_groups=groups, columns=columns, use_threads=False
@@ -203,24 +207,79 @@ def iterate_cells(path: Path, episode: int, *, column: str, batch_size: int = 16
             raise _unreadable(path, error) from None
 
 
-def _open(path: Path, *, buffer_size: int = 0) -> pq.ParquetFile:
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What the end of a parquet file says; plain data, safe to keep.
+
+    Attributes:
+        metadata: as parsed.
+        columns: top-level names.
+        offsets: first row of each row group.
+        bounds: (min, max) of episode_index per row group, or None without statistics.
+    """
+
+    metadata: pq.FileMetaData
+    columns: tuple[str, ...]
+    offsets: tuple[int, ...]
+    bounds: tuple[tuple[int, int] | None, ...]
+
+    def groups_of(self, episode: int) -> Iterator[tuple[int, tuple[int, int] | None]]:
+        """Row groups that may hold rows of an episode, with their bounds."""
+        for group, bounds in enumerate(self.bounds):
+            if bounds is None or bounds[0] <= episode <= bounds[1]:
+                yield group, bounds
+
+
+_FOOTERS: OrderedDict[tuple[str, int, int], _Footer] = OrderedDict()
+_MAX_FOOTERS = 16
+
+
+def column_names(path: Path) -> tuple[str, ...]:
+    """Top-level column names of a file.
+
+    Raises:
+        MemerError: the file cannot be read.
+    """
+    return _footer(path).columns
+
+
+def _footer(path: Path) -> _Footer:
+    """The file's footer, kept for the files read last: one file may hold a thousand episodes."""
     try:
-        return pq.ParquetFile(path, buffer_size=buffer_size)
+        stat = path.stat()
+        key = (str(path), stat.st_mtime_ns, stat.st_size)
+        if key in _FOOTERS:
+            _FOOTERS.move_to_end(key)
+            return _FOOTERS[key]
+        with pq.ParquetFile(path) as file:
+            metadata, columns = file.metadata, tuple(file.schema_arrow.names)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from None
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    starts = np.cumsum([0, *(group.num_rows for group in groups)])[:-1]
+    bounds = tuple(_bounds(group) for group in groups)
+    footer = _Footer(metadata, columns, tuple(int(n) for n in starts), bounds)
+    _FOOTERS[key] = footer
+    while len(_FOOTERS) > _MAX_FOOTERS:
+        _FOOTERS.popitem(last=False)
+    return footer
+
+
+def _open(path: Path, footer: _Footer, *, buffer_size: int = 0) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, metadata=footer.metadata, buffer_size=buffer_size)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from None
 
 
 def _unreadable(path: Path, error: Exception) -> MemerError:
-    return MemerError(
-        f"{path}: cannot be read as parquet ({(str(error) or type(error).__name__).splitlines()[0]})"
-    )
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return MemerError(f"{path}: cannot be read as parquet ({reason})")
 
 
-def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
-    """(min, max) of episode_index in a row group, or None without statistics."""
-    metadata = file.metadata.row_group(group)
-    for i in range(metadata.num_columns):
-        column = metadata.column(i)
+def _bounds(group: pq.RowGroupMetaData) -> tuple[int, int] | None:
+    for i in range(group.num_columns):
+        column = group.column(i)
         if column.path_in_schema == "episode_index":
             statistics = column.statistics
             if statistics is None or not statistics.has_min_max:

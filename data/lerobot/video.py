@@ -127,35 +127,41 @@ def decode_pictures(path: Path, positions: Sequence[int], *, threads: int = 1) -
     table = video_table(path)
     if positions[-1] >= len(table):
         raise MemerError(f"{path}: picture {positions[-1]} asked for, the file has {len(table)}")
-    wanted = iter([int(table.pts[position]) for position in positions])
-    target = next(wanted)
+    targets = [int(table.pts[position]) for position in positions]
     reformatter = VideoReformatter()
+    done = 0
     try:
-        with av.open(str(path)) as container:
-            decode_counter.opened += 1
-            stream = container.streams.video[0]
-            stream.codec_context.thread_count = threads
-            if positions[0] > 0:
-                container.seek(target, stream=stream, backward=True)
-                decode_counter.seeks += 1
-            for picture in container.decode(stream):
-                decode_counter.decoded += 1
-                if picture.pts is None or picture.pts < target:
+        # A file without a usable index may seek to behind the target; it is then read from its start.
+        for seek in (True, False) if positions[0] > 0 else (False,):
+            for picture in _pictures_from(path, targets[0] if seek else None, threads):
+                if picture.pts is None or picture.pts < targets[done]:
                     continue
-                if picture.pts > target:
+                if picture.pts > targets[done]:
                     break
                 decode_counter.converted += 1
+                done += 1
                 yield np.asarray(reformatter.reformat(picture, format="rgb24").to_ndarray(), dtype=np.uint8)
-                following = next(wanted, None)
-                if following is None:
+                if done == len(targets):
                     return
-                target = following
+            if done:
+                break
     except av.FFmpegError as error:
-        raise MemerError(
-            f"{path}: decoding failed before time {target * table.time_base:.3f} s ({error})"
-        ) from None
-    position = int(np.searchsorted(table.pts, target))
-    raise MemerError(f"{path}: picture {position} at {target * table.time_base:.3f} s cannot be decoded")
+        raise MemerError(f"{path}: decoding failed before picture {positions[done]} ({error})") from None
+    raise MemerError(f"{path}: picture {positions[done]} cannot be decoded")
+
+
+def _pictures_from(path: Path, pts: int | None, threads: int) -> Iterator[av.VideoFrame]:
+    """Decoded pictures in order, from the key frame at or before `pts` (None: from the start)."""
+    with av.open(str(path)) as container:
+        decode_counter.opened += 1
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = threads
+        if pts is not None:
+            container.seek(pts, stream=stream, backward=True)
+            decode_counter.seeks += 1
+        for picture in container.decode(stream):
+            decode_counter.decoded += 1
+            yield picture
 
 
 @dataclass(frozen=True, slots=True)

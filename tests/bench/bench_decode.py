@@ -1,8 +1,8 @@
 """Sequential decoding against random access: `python -m tests.bench.bench_decode [ROOT]`.
 
-The naive way opens the file and seeks to the key frame before for every single frame, as samplers that read by
-index do. Without ROOT a paint set with H.264, 250 frames between key frames is made (found in public sets); with
-a real LeRobot folder its first episode is read.
+The naive way opens the file and seeks to the key frame before for every single frame, as samplers that read
+by index do. Without ROOT a paint set with H.264, 250 frames between key frames is made (found in public
+sets); with a real LeRobot folder its first episode is read.
 """
 
 import sys

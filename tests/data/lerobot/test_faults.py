@@ -155,6 +155,47 @@ def test_a_list_length_unlike_the_shape(tmp_path):
     assert_only(root, "vector_form", [2], kept=[0, 1], match="action: 3 values, declared 2")
 
 
+def test_a_column_that_does_not_hold_what_its_name_says(tmp_path):
+    def edit(position, columns):
+        length = len(columns["timestamp"])
+        wrong = {
+            0: {"timestamp": pa.array(["soon"] * length)},
+            1: {"task_index": pa.array([0.5] * length)},
+            2: {"action": pa.array(["go"] * length)},
+        }
+        return {**columns, **wrong[position]}
+
+    root = PaintSet(lengths=(8, 8, 8), version="v2.1", edit_rows=edit).build(tmp_path / "paint")
+    reader = LeRobotReader(root)
+    assert errors(reader) == {"column_type": [0, 1], "vector_form": [2]}
+    with pytest.raises(
+        MemerError, match="column timestamp is stored as string, must hold one number per row"
+    ):
+        reader.episode(0)
+
+
+def test_a_start_that_is_not_stated_is_not_guessed(tmp_path):
+    def edit(position, entry):
+        return {**entry, f"videos/{WRIST}/from_timestamp": None} if position == 1 else entry
+
+    root = PaintSet(edit_entry=edit).build(tmp_path / "shared")
+    assert_only(root, "video_start", [1], kept=[0, 2])
+    alone = PaintSet(edit_entry=edit, video_groups={WRIST: [[0], [1], [2]]}).build(tmp_path / "alone")
+    assert_identity(LeRobotReader(alone, mode="strict"))
+
+
+def test_pictures_damaged_in_the_middle_of_a_file_name_the_file(tmp_path):
+    root = PaintSet(lengths=(60,), version="v2.1").build(tmp_path / "paint")
+    path = root / f"videos/chunk-000/{BASE}/episode_000000.mp4"
+    data = bytearray(path.read_bytes())
+    start = data.index(b"mdat") + 400
+    data[start : start + 3000] = bytes(3000)
+    path.write_bytes(bytes(data))
+    episode = LeRobotReader(root).episode(0)
+    with pytest.raises(MemerError, match=rf"{path.name}: .*picture \d+"):
+        list(episode.cameras[BASE].frames())
+
+
 def test_rows_of_other_episodes_in_between(tmp_path):
     root = PaintSet(lengths=(10, 10, 10), row_groups="file").build(tmp_path / "paint")
     path = root / "data/chunk-000/file-000.parquet"
@@ -189,6 +230,11 @@ def test_listed_episodes_without_files_are_absent_not_broken(tmp_path):
         reader.episode(44)
     with pytest.raises(UsageError, match=r"episodes=\[3\] are not present"):
         LeRobotReader(root, episodes=[3])
+
+
+def test_an_empty_instruction_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="instruction is empty"):
+        LeRobotReader(PaintSet().build(tmp_path / "paint"), instruction="  ")
 
 
 def test_no_episode_present(tmp_path):

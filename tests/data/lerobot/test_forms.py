@@ -237,6 +237,12 @@ def test_metadata_in_several_files_and_out_of_order(tmp_path):
         ({"fps": "30"}, MemerError, r"fps is '30'"),
         ({"features": []}, MemerError, r"features holds list"),
         ({"data_path": "data/{nothing}.parquet"}, MemerError, r"path template"),
+        ({"features": {"x": {"shape": [1]}}}, MemerError, r"feature 'x' has no dtype"),
+        (
+            {"features": {"x": {"dtype": "int8", "shape": ["a"]}}},
+            MemerError,
+            r"feature 'x' has shape \['a'\]",
+        ),
     ],
 )
 def test_info_that_cannot_be_used(tmp_path, info, error, match):
@@ -267,6 +273,12 @@ def test_info_with_a_key_missing_or_no_json(tmp_path):
 def test_jsonl_with_a_broken_line_names_the_line(tmp_path):
     root = PaintSet(version="v2.1").build(tmp_path / "paint")
     write_jsonl(root / "meta/tasks.jsonl", [{"task_index": 0, "task": "x"}])
+    path = root / "meta/episodes.jsonl"
+    good = path.read_text()
+    path.write_text(good + '{"episode_index": "x", "length": 3}\n')
+    with pytest.raises(MemerError, match=r"episode_index is 'x', must be a whole number"):
+        LeRobotReader(root)
+    path.write_text(good)
     with (root / "meta/episodes.jsonl").open("a") as stream:
         stream.write("{oops\n")
     with pytest.raises(MemerError, match=r"episodes.jsonl: line 4 is not JSON"):

@@ -137,6 +137,30 @@ def test_subtask_index_without_its_table_is_unlabelled(tmp_path):
     assert finding(reader, "subtask_table")["episodes"] == [0, 1, 2]
 
 
+def test_numbers_stored_as_doubles_or_lists_of_one(tmp_path):
+    """pandas writes doubles where a number is missing."""
+
+    def rows(position, columns):
+        numbers = [0.0] * 5 + [float("nan")] * 3 + [1.0] * 4
+        frames = pa.array([[k] for k in range(12)], pa.list_(pa.int64()))
+        return {**columns, "subtask_index": pa.array(numbers), "frame_index": frames}
+
+    reader = LeRobotReader(PaintSet(lengths=(12,), edit_rows=rows).build(tmp_path / "paint"))
+    assert [(s.start, s.end) for s in reader.episode(0).segments] == [(0, 5), (8, 12)]
+
+
+def test_frames_without_a_label_are_errors_where_all_are_required(tmp_path):
+    def rows(position, columns):
+        cells = [-1 if position == 1 and k < 3 else 0 for k in range(len(columns["timestamp"]))]
+        return {**columns, "subtask_index": pa.array(cells)}
+
+    root = PaintSet(edit_rows=rows).build(tmp_path / "paint")
+    assert LeRobotReader(root, require_labels=True).indices() == [0, 1, 2]
+    assert LeRobotReader(root, mode="strict").indices() == [0, 1, 2]
+    with pytest.raises(MemerError, match=r"1 x frames_unlabelled, episodes 1: .* 3 of 23 frames"):
+        LeRobotReader(root, mode="strict", require_labels=True).indices()
+
+
 def test_two_sources_that_differ_are_reported_with_counts(tmp_path):
     def rows(_, columns):
         other = [FIRST] * 12 + [SECOND] * (len(columns["timestamp"]) - 12)
