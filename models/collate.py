@@ -13,7 +13,7 @@ from memer.sample import FrameKey, PlannerSample
 from models.prompt_encoder import EncodedSample, PromptEncoder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PackedBatch:
     """What one training step takes.
 
@@ -58,6 +58,13 @@ class PackedBatch:
     def num_targets(self) -> int:
         """Trained tokens."""
         return len(self.target_ids)
+
+    def __repr__(self) -> str:
+        rows, length = self.input_ids.shape
+        return (
+            f"PackedBatch({len(self.sample_ids)} samples in {rows} rows of {length} tokens, "
+            f"{self.num_frames} frames, {self.num_targets} targets)"
+        )
 
     def to(self, device: Any, **kwargs: Any) -> "PackedBatch":
         """A copy with every tensor on `device`."""
@@ -190,13 +197,19 @@ class _Frames:
         self._geometry = encoder.geometry
         self._patches: list[np.ndarray[Any, Any]] = []
         self._tokens: dict[FrameKey, np.ndarray[Any, Any]] = {}
+        self._grid: dict[FrameKey, tuple[int, int]] = {}
         self._count = 0
         self.grids: list[tuple[int, int]] = []
 
     def add(self, sample: PlannerSample, encoded: EncodedSample) -> None:
         for key, grid in zip(encoded.image_keys, encoded.image_grids, strict=True):
             if key in self._tokens:
+                if self._grid[key] != grid:
+                    raise MemerError(
+                        f"frame {key}: two sizes in one batch, but a frame is encoded once for all samples"
+                    )
                 continue
+            self._grid[key] = grid
             self._patches.append(self._geometry.patches(sample.question.frames[key]))
             self.grids.append(grid)
             count = grid[0] * grid[1] // self._geometry.merge_size**2

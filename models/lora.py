@@ -52,9 +52,14 @@ class LoraSettings:
             ) from None
 
 
-def inject_lora(model: nn.Module, settings: LoraSettings) -> list[str]:
+def inject_lora(model: nn.Module, settings: LoraSettings, *, seed: int = 0) -> list[str]:
     """Freeze the model and put trainable adapters on its matching linear layers; names of base weights change
     to `NAME.base_layer.weight`.
+
+    Args:
+        model: the whole vision-language model, on CPU.
+        settings: size and place.
+        seed: of the initial values.
 
     Returns:
         The adapted modules' names.
@@ -71,16 +76,15 @@ def inject_lora(model: nn.Module, settings: LoraSettings) -> list[str]:
         )
         raise UsageError(f"LoraSettings.targets: {settings.targets!r} {found}; example {LANGUAGE_TARGETS!r}")
     model.requires_grad_(False)
-    inject_adapter_in_model(
-        LoraConfig(
-            r=settings.rank,
-            lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number works
-            lora_dropout=settings.dropout,
-            target_modules=chosen,
-        ),
-        model,
-        adapter_name=_ADAPTER,
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number works
+        lora_dropout=settings.dropout,
+        target_modules=chosen,
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     return chosen
 
 

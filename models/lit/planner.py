@@ -7,7 +7,7 @@ their number. The micro-batches contribute plain sums; the gradient is divided o
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from torch.nn import functional as F
 
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
+from memer.planners.base import PlannerRequest
+from memer.sample import PlannerSample
 from models.collate import PackedBatch, PlannerCollator
 from models.lora import LoraSettings, inject_lora, lora_seed, save_adapter
 from models.optim import OptimSettings, make_optimizer
 from models.pixels import PixelGeometry
+from models.planner import QwenVLPlanner
 from models.prompt_encoder import LABEL, POSITIONS, PromptEncoder
 from models.qwen_vl import (
     Attention,
@@ -59,7 +62,7 @@ class PlannerModule(pl.LightningModule):
         max_length: tokens; longer samples are left out and counted.
         pack_tokens: token budget of a packed row; 0 = one sample per row.
         max_dropped_share: of samples left out, above which training stops.
-        seed: of dropout.
+        seed: of the adapter's initial values and of dropout.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class PlannerModule(pl.LightningModule):
         self._fingerprint = ""
         self._window: Tensor | None = None
         self._window_ids: list[str] = []
+        self._window_size = 0
+        self._grad_norm: Tensor | None = None
         self._num_seen = self._num_dropped = 0
         self._remember_settings()
 
@@ -114,7 +119,7 @@ class PlannerModule(pl.LightningModule):
         self.model = load_base(self.base, attention=self.attention).model
         self.model.config.text_config.use_cache = False
         if self.lora is not None:
-            self.adapted = inject_lora(self.model, self.lora)
+            self.adapted = inject_lora(self.model, self.lora, seed=self.seed)
         freeze_tower(self.model)
         if self.activation_checkpointing:
             self.model.model.language_model.activation_checkpointing_enable({"use_reentrant": False})
@@ -197,12 +202,14 @@ class PlannerModule(pl.LightningModule):
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """Sum of the answer tokens' losses; divided by their number before the optimizer steps."""
         if self.lora is not None and self.lora.dropout:
-            lora_seed(self.seed, rank=self.global_rank, batch=self.trainer.fit_loop.total_batch_idx)
+            batch_number = self.trainer.global_step * self.trainer.accumulate_grad_batches + self._window_size
+            lora_seed(self.seed, rank=self.global_rank, batch=batch_number)
         self._count_dropped(batch)
         losses, hits = self.answer_losses(batch)
         stats = _by_kind(batch.target_kinds, losses.detach(), hits)
         self._window = stats if self._window is None else self._window + stats
         self._window_ids += batch.sample_ids
+        self._window_size += 1
         for name, value in (
             ("frames_encoded", batch.num_frames),
             ("image_slots", batch.num_image_slots),
@@ -223,7 +230,7 @@ class PlannerModule(pl.LightningModule):
         """
         window, ids = self._window, self._window_ids
         assert window is not None
-        self._window, self._window_ids = None, []
+        self._window, self._window_ids, self._window_size = None, [], 0
         window = self.trainer.strategy.reduce(window, reduce_op="sum")
         if self._normalizes_early:
             self._log_window(window.tolist(), grad_norm=None)
@@ -233,7 +240,7 @@ class PlannerModule(pl.LightningModule):
         torch._foreach_mul_(
             grads, self.trainer.accumulate_grad_batches * self.trainer.world_size / window[1].sum()
         )
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = self._grad_norm = torch.nn.utils.get_total_norm(grads)
         *flat, grad_norm = torch.cat([window.flatten(), norm.to(window).view(1)]).tolist()  # the one sync
         rows = [flat[i : i + NUM_KINDS] for i in range(0, len(flat), NUM_KINDS)]
         loss = sum(rows[0]) / sum(rows[1])
@@ -257,6 +264,21 @@ class PlannerModule(pl.LightningModule):
             )
         self._log_window(rows, grad_norm=grad_norm)
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm that was just measured; Lightning's own way refuses fused optimizers."""
+        if not gradient_clip_val:
+            return
+        if str(gradient_clip_algorithm or "norm").rpartition(".")[2].lower() != "norm":
+            raise UsageError(f"trainer.gradient_clip_algorithm: {gradient_clip_algorithm!r}, must be norm")
+        assert self._grad_norm is not None
+        trained = [p for p in self.parameters() if p.grad is not None]
+        torch.nn.utils.clip_grads_with_norm_(trained, gradient_clip_val, self._grad_norm)
+
     def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
         """Loss, and the share of samples whose greedy answer would be right to the last token."""
         losses, hits = self.answer_losses(batch)
@@ -272,6 +294,21 @@ class PlannerModule(pl.LightningModule):
             count = int(chosen.sum())
             if count:
                 self.log(f"val/loss_{name}", losses[chosen].mean(), batch_size=count, **_VALIDATION)
+
+    def answer_samples(self, samples: Sequence[PlannerSample]) -> list[str]:
+        """The model's own greedy answers to some questions, as text; training goes on as before."""
+        mode = self.training
+        planner = QwenVLPlanner(self.model, encoder=self.make_encoder(), contract=self.contract)
+        try:
+            results = planner.plan(
+                [
+                    PlannerRequest(session=str(k), request_id=0, step=sample.step, question=sample.question)
+                    for k, sample in enumerate(samples)
+                ]
+            )
+        finally:
+            self.train(mode)
+        return [result.raw_text for result in results]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trainable parameters, cosine schedule per optimizer step."""
@@ -316,6 +353,15 @@ class PlannerModule(pl.LightningModule):
             self.contract, what="checkpoint against run"
         )
         self._num_seen, self._num_dropped = ours["num_seen"], ours["num_dropped"]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights; with `strict=False` only missing trainable tensors are reported, not frozen ones."""
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        expected = self.trainable()
+        result.missing_keys[:] = [name for name in result.missing_keys if name in expected]
+        return result
 
     def save_tuned(self, out: Path | str) -> Path:
         """Write the adapter of a LoRA run into an existing folder, in the form that PEFT reads.

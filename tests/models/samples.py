@@ -44,6 +44,7 @@ def question(
     recent: int = 4,
     memory: int = 2,
     height: int = 128,
+    width: int = 64,
     instruction: str = INSTRUCTION,
     history: tuple[str, ...] = (),
 ) -> PlannerQuestion:
@@ -54,7 +55,7 @@ def question(
         instruction=instruction,
         memory_keys=memory_keys,
         recent_keys=recent_keys,
-        frames={key: frame(key, height=height) for key in memory_keys + recent_keys},
+        frames={key: frame(key, height=height, width=width) for key in memory_keys + recent_keys},
         history=history,
     )
 
