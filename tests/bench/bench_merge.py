@@ -3,8 +3,8 @@
 Run: python -m tests.bench.bench_merge
 
 Every tensor differs, so nothing is saved by copying: the worst case. Copy and merge take turns on warm files;
-before each the disk's pending writes are finished, so that neither pays for the other's. Peak memory is that of
-a process of its own that merges once, above what it had after its imports.
+before each the disk's pending writes are finished, so neither pays for the other's. Peak memory is that of a
+process that merges once, above what it had after its imports.
 """
 
 import argparse
