@@ -9,6 +9,7 @@ step.
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from memer.episode import normalize_label
 from memer.tabletop import motion
 from memer.tabletop.motion import Action
 from memer.tabletop.world import World
@@ -38,10 +39,12 @@ class SubtaskController(ABC):
         """One action, float32[4], that carries on `subtask`; None (nothing said yet) holds still."""
         if world.task != self.task:
             raise ValueError(f"a controller for {self.task} cannot act in a world of {world.task}")
-        action = None if subtask is None else self._obey(world, " ".join(subtask.split()))
-        if action is None:
+        text = None if subtask is None else normalize_label(subtask)
+        action = None if text is None else self._obey(world, text)
+        if text is None or action is None:
             self.status = "unknown"
             return motion.hold(world)
+        world.notice(text.lower())
         return action
 
     @abstractmethod

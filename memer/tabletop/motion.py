@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memer.tabletop.world import MAX_STEP, TRAVEL_Z, World
+from memer.tabletop.world import CLOSED, MAX_STEP, TRAVEL_Z, World
 
 Action = NDArray[np.float32]
 
@@ -51,9 +51,9 @@ def travel(
 
 
 def grasp(world: World, target: Sequence[float], *, speed: float) -> Action:
-    """One step towards holding what lies at `target`: travel there open, then close."""
+    """One step towards holding what lies at `target`: travel there open, close; after a miss open again."""
     if reached(world, target):
-        return _action((0.0, 0.0, 0.0), closed=True)
+        return _action((0.0, 0.0, 0.0), closed=world.grip < CLOSED)
     return travel(world, target, speed=speed, closed=False)
 
 

@@ -5,6 +5,7 @@ python -m memer.tabletop.sheet object_search --index 3 --out sheet.png
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from memer.errors import run_command
 from memer.tabletop.expert import demonstrate
 from memer.tabletop.tasks import SPLITS, TASKS
 
-TEXT_HEIGHT = 40
-CHARACTERS_PER_LINE = 42
+MAX_LINES = 4
+TEXT_HEIGHT = 12 * MAX_LINES + 4
+CHARACTERS_PER_LINE = 46
 
 
 def contact_sheet(episode: Episode, *, every: int = 8, columns: int = 6) -> Image.Image:
@@ -34,11 +36,10 @@ def contact_sheet(episode: Episode, *, every: int = 8, columns: int = 6) -> Imag
     for number, (step, picture) in enumerate(zip(steps, rows, strict=True)):
         left, top = number % columns * cell_width, number // columns * cell_height
         sheet.paste(Image.fromarray(picture), (left, top))
-        text = f"{step}: {labels[step]}"
-        lines = [text[i : i + CHARACTERS_PER_LINE] for i in range(0, len(text), CHARACTERS_PER_LINE)][:2]
-        lines.append(episode.instruction_at(step)[:CHARACTERS_PER_LINE])
-        for line_number, line in enumerate(lines):
-            color = (20, 60, 160) if line_number == len(lines) - 1 else (0, 0, 0)
+        lines = textwrap.wrap(f"{step}: {labels[step]}", CHARACTERS_PER_LINE)
+        words = textwrap.wrap(episode.instruction_at(step), CHARACTERS_PER_LINE)
+        for line_number, line in enumerate((lines + words)[:MAX_LINES]):
+            color = (0, 0, 0) if line_number < len(lines) else (20, 60, 160)
             draw.text((left + 2, top + height + 1 + 12 * line_number), line, fill=color)
     return sheet
 

@@ -6,6 +6,10 @@ import numpy as np
 
 from memer.errors import UsageError
 from memer.tabletop.controller import SubtaskController
+from memer.tabletop.counting_scoops.controller import CountingScoopsController
+from memer.tabletop.counting_scoops.world import CountingScoopsWorld
+from memer.tabletop.dust_and_replace.controller import DustAndReplaceController
+from memer.tabletop.dust_and_replace.world import DustAndReplaceWorld
 from memer.tabletop.object_search.controller import ObjectSearchController
 from memer.tabletop.object_search.world import ObjectSearchWorld
 from memer.tabletop.perturbations import Perturbations
@@ -14,9 +18,12 @@ from memer.tabletop.world import World
 Split = Literal["train", "val", "test"]
 SPLITS: Final[tuple[str, ...]] = get_args(Split)
 
-_WORLDS: Final[dict[str, type[World]]] = {world.task: world for world in (ObjectSearchWorld,)}
+_WORLDS: Final[dict[str, type[World]]] = {
+    world.task: world for world in (ObjectSearchWorld, CountingScoopsWorld, DustAndReplaceWorld)
+}
 _CONTROLLERS: Final[dict[str, type[SubtaskController]]] = {
-    controller.task: controller for controller in (ObjectSearchController,)
+    controller.task: controller
+    for controller in (ObjectSearchController, CountingScoopsController, DustAndReplaceController)
 }
 TASKS: Final[tuple[str, ...]] = tuple(_WORLDS)
 

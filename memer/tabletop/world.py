@@ -71,6 +71,8 @@ class World(ABC):
         self.held: Thing | None = None
         self.things: dict[str, Thing] = {}
         self.step_count = 0
+        #: Subtask that the controller carries out, None before the first.
+        self.command: str | None = None
         self._build(rng)
 
     # What a task adds.
@@ -80,7 +82,7 @@ class World(ABC):
         """Draw the layout."""
 
     @abstractmethod
-    def _land(self, thing: Thing) -> None:
+    def _land(self, thing: Thing, *, slipped: bool) -> None:
         """Decide where a thing let go at the gripper's position comes to rest (sets place and position)."""
 
     @abstractmethod
@@ -127,6 +129,10 @@ class World(ABC):
         """Whether the held thing may slip now."""
         return self.held is not None
 
+    def notice(self, subtask: str) -> None:
+        """Told by the controller what it carries out; only the expert's script uses it, never the physics."""
+        self.command = subtask
+
     # Shared physics.
 
     @property
@@ -159,7 +165,7 @@ class World(ABC):
                 thing.place = "gripper"
                 self.held = thing
         elif self.grip < CLOSED and self.held is not None:
-            self._let_go()
+            self._let_go(slipped=False)
 
     def _nearest_in_reach(self) -> Thing | None:
         def distance(thing: Thing) -> float:
@@ -172,16 +178,16 @@ class World(ABC):
         ]
         return min(reachable, key=distance, default=None)
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, slipped: bool) -> None:
         thing = self.held
         assert thing is not None, "let go of nothing"
         self.held = None
-        self._land(thing)
+        self._land(thing, slipped=slipped)
         if thing.place != "table":
             thing.origin = thing.place
 
     def _slip(self) -> bool:
         if not self.may_slip():
             return False
-        self._let_go()
+        self._let_go(slipped=True)
         return True

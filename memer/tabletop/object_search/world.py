@@ -62,7 +62,7 @@ class ObjectSearchWorld(World):
     """The world of object search; see the module."""
 
     task: ClassVar[str] = "object_search"
-    time_limit: ClassVar[int] = 520
+    time_limit: ClassVar[int] = 600
 
     def _build(self, rng: np.random.Generator) -> None:
         num_things = int(rng.integers(3, 6))
@@ -190,7 +190,7 @@ class ObjectSearchWorld(World):
         free = [s for s in (0, 1) if round(float(self._slot_position(bin_name, s)[0]), 3) not in taken]
         return min(free, key=lambda s: abs(self._slot_position(bin_name, s)[0] - near_x), default=None)
 
-    def _land(self, thing: Thing) -> None:
+    def _land(self, thing: Thing, *, slipped: bool) -> None:
         x, y = float(self.gripper[0]), float(self.gripper[1])
         bin_name = self.bin_below()
         slot = None if bin_name is None else self._free_slot(bin_name, x)

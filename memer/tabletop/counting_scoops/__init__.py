@@ -1,0 +1,1 @@
+"""Counting scoops: world, cameras, controller."""

@@ -1,0 +1,1 @@
+"""Dust and replace: world, cameras, controller."""
