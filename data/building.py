@@ -102,7 +102,7 @@ def outcomes(
             failed = failed or (strict and isinstance(outcome, str))
             yield index, outcome
         return
-    # Workers come from a fresh server process: no decoder, lock or thread of this one leaks over (as with plain
+    # Workers come from a fresh server process: no decoder, lock or thread of this one leaks over (as with a
     # fork), and the imports are done once for all workers (unlike with spawn).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["data.shards.pieces"])

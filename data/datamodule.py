@@ -298,7 +298,8 @@ def _check_disjoint(train: Mapping[str, ChosenShards], val: Mapping[str, ChosenS
             if both:
                 warnings.warn(
                     f"data.train.{train_name} and data.val.{val_name} share {len(both)} episodes of "
-                    f"{ours.shards.root}, first {both[0]}: validation would measure memorising; set episodes",
+                    f"{ours.shards.root}, first {both[0]}: validation would measure memorising; "
+                    "set episodes=[...] in both",
                     stacklevel=3,
                 )
 
