@@ -49,8 +49,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.compose import CONF_DIR, command_name, compose, explain, plain_config
-from conf.record import environment, is_rank_zero, keep_status, write_json
+from conf.record import environment, is_rank_zero, keep_status
 from memer.errors import MemerError, UsageError
+from memer.folders import write_json
 
 #: Where a run keeps its results, relative to the working directory.
 RUN_DIR = "runs/${name}/${run_id}"

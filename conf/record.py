@@ -1,7 +1,6 @@
 """What a run leaves beside its results: status, versions, git state."""
 
 import contextlib
-import json
 import os
 import platform
 import subprocess
@@ -12,6 +11,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from memer.folders import write_json
 
 STATUS_FILE = "status.json"
 
@@ -85,10 +86,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write JSON beside, then rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, path)

@@ -35,8 +35,9 @@ from hydra._internal.utils import get_args_parser
 
 from conf.compose import CONF_DIR
 from conf.grid import Job, Sweep, bookkeeping, plan_sweep
-from conf.record import STATUS_FILE, write_json
+from conf.record import STATUS_FILE
 from memer.errors import UsageError
+from memer.folders import write_json
 
 JOB_FILE = "job.json"
 LOG_FILE = "job.log"

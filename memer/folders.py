@@ -41,6 +41,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Indented UTF-8 JSON, written beside and then renamed; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
 @contextmanager
 def new_folders(outs: Sequence[Path], *, replace: bool = False) -> Iterator[list[Path]]:
     """Yield a hidden sibling for every folder to be written; all appear at the end, none after a failure.

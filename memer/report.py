@@ -12,6 +12,7 @@ import argparse
 import csv
 import fnmatch
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Learning rate", ("train/lr*", "lr*")),
     ("Gradient norm", ("train/grad_norm",)),
     ("Throughput", ("*_per_s",)),
-    ("Step time, ms", ("*step_ms", "*data_ms")),
+    ("Time per batch, ms", ("*batch_ms", "*data_ms")),
 )
 #: Columns of episodes.json worth showing, where present.
 EPISODE_COLUMNS = (
@@ -139,17 +140,24 @@ def _figures(folder: Path) -> list[str]:
 
 
 def read_curves(path: Path) -> dict[str, list[Point]]:
-    """Columns of metrics.csv as (step, value) pairs; empty cells are left out."""
+    """Columns of metrics.csv as (step, value) pairs; empty cells are left out.
+
+    Where a resumed run did steps again (a later `part`), the curve shows the later values.
+    """
+    parts: dict[int, list[tuple[float, dict[str, str]]]] = {}
     curves: dict[str, list[Point]] = {}
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                step = row.get("step")
-                if not step:
-                    continue
+                if row.get("step"):
+                    parts.setdefault(int(row.get("part") or 1), []).append((float(row["step"]), row))
+        starts = {part: min(step for step, _ in rows) for part, rows in parts.items()}
+        for part, rows in sorted(parts.items()):
+            end = min((start for later, start in starts.items() if later > part), default=math.inf)
+            for step, row in rows:
                 for name, cell in row.items():
-                    if name not in ("step", "epoch", "resumed_at") and cell:
-                        curves.setdefault(name, []).append((float(step), float(cell)))
+                    if name not in ("step", "part", "epoch") and cell and step < end:
+                        curves.setdefault(name, []).append((step, float(cell)))
     except (ValueError, TypeError, UnicodeDecodeError) as error:
         raise MemerError(f"{path}: not a table of numbers ({error})") from None
     return curves

@@ -5,16 +5,14 @@ null, `ci` maps a name to [low, high] or null, other sections describe. A file o
 is read too.
 """
 
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memer.errors import MemerError, SourceUnavailableError
-from memer.folders import read_json
+from memer.folders import read_json, write_json
 
 SUMMARY_FILE = "summary.json"
 STATUS_FILE = "status.json"
@@ -63,9 +61,7 @@ def update_summary(
         {name: None if pair is None else [float(b) for b in pair] for name, pair in (ci or {}).items()}
     )
     values.update(sections)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_json(path, values)
     return path
 
 

@@ -6,7 +6,6 @@ their number. The micro-batches contribute plain sums; the gradient is divided o
 
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from memer.errors import MemerError, UsageError
 from memer.planners.base import PlannerRequest
 from memer.sample import PlannerSample
 from models.collate import PackedBatch, PlannerCollator
+from models.lit.window import NUM_KINDS, AnswerWindow, check_step, window_figures
 from models.lora import LoraSettings, inject_lora, lora_seed, save_adapter
 from models.optim import OptimSettings, make_optimizer
 from models.pixels import PixelGeometry
@@ -43,7 +43,6 @@ from models.qwen_vl import (
 
 log = logging.getLogger(__name__)
 
-NUM_KINDS = 4
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 #: Dropped samples are judged after this many.
 _SEEN_BEFORE_JUDGING = 200
@@ -97,9 +96,7 @@ class PlannerModule(pl.LightningModule):
         self.adapted: list[str] = []
         self._geometry: PixelGeometry | None = None
         self._fingerprint = ""
-        self._window: Tensor | None = None
-        self._window_ids: list[str] = []
-        self._window_size = 0
+        self._window = AnswerWindow()
         self._grad_norm: Tensor | None = None
         self._num_seen = self._num_dropped = 0
         self._remember_settings()
@@ -202,14 +199,11 @@ class PlannerModule(pl.LightningModule):
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """Sum of the answer tokens' losses; divided by their number before the optimizer steps."""
         if self.lora is not None and self.lora.dropout:
-            batch_number = self.trainer.global_step * self.trainer.accumulate_grad_batches + self._window_size
+            batch_number = self.trainer.global_step * self.trainer.accumulate_grad_batches + self._window.size
             lora_seed(self.seed, rank=self.global_rank, batch=batch_number)
         self._count_dropped(batch)
         losses, hits = self.answer_losses(batch)
-        stats = _by_kind(batch.target_kinds, losses.detach(), hits)
-        self._window = stats if self._window is None else self._window + stats
-        self._window_ids += batch.sample_ids
-        self._window_size += 1
+        self._window.add(losses, hits, kinds=batch.target_kinds, sample_ids=batch.sample_ids)
         for name, value in (
             ("frames_encoded", batch.num_frames),
             ("image_slots", batch.num_image_slots),
@@ -218,7 +212,7 @@ class PlannerModule(pl.LightningModule):
         ):
             self.log(f"train/{name}", float(value), batch_size=1)
         if self._normalizes_early:
-            total = self.trainer.strategy.reduce(stats[1].sum(), reduce_op="sum")
+            total = self._sum_over_ranks(losses.new_tensor(float(len(losses))))
             return losses.sum() * (self.trainer.world_size / total)
         return losses.sum()
 
@@ -228,41 +222,25 @@ class PlannerModule(pl.LightningModule):
         Raises:
             MemerError: loss or gradient is not finite, or exactly zero; the weights are untouched.
         """
-        window, ids = self._window, self._window_ids
-        assert window is not None
-        self._window, self._window_ids, self._window_size = None, [], 0
-        window = self.trainer.strategy.reduce(window, reduce_op="sum")
+        sample_ids = self._window.sample_ids
+        sums = self._window.close(self._sum_over_ranks)
         if self._normalizes_early:
-            self._log_window(window.tolist(), grad_norm=None)
+            self._log_figures(window_figures(sums.tolist()))
             return
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         # Lightning has divided every micro-batch by the window's length, and DDP averaged over ranks.
-        torch._foreach_mul_(
-            grads, self.trainer.accumulate_grad_batches * self.trainer.world_size / window[1].sum()
-        )
+        windows = self.trainer.accumulate_grad_batches * self.trainer.world_size
+        torch._foreach_mul_(grads, windows / sums[1].sum())
         norm = self._grad_norm = torch.nn.utils.get_total_norm(grads)
-        *flat, grad_norm = torch.cat([window.flatten(), norm.to(window).view(1)]).tolist()  # the one sync
-        rows = [flat[i : i + NUM_KINDS] for i in range(0, len(flat), NUM_KINDS)]
-        loss = sum(rows[0]) / sum(rows[1])
-        fault = next(
-            (
-                text
-                for bad, text in (
-                    (not math.isfinite(loss), f"loss is {loss}"),
-                    (not math.isfinite(grad_norm), f"gradient norm is {grad_norm}"),
-                    (loss == 0, "loss is exactly 0"),
-                    (grad_norm == 0, "gradient norm is exactly 0"),
-                )
-                if bad
-            ),
-            None,
+        *flat, grad_norm = torch.cat([sums.flatten(), norm.to(sums).view(1)]).tolist()  # the one sync
+        figures = window_figures([flat[i : i + NUM_KINDS] for i in range(0, len(flat), NUM_KINDS)])
+        check_step(
+            loss=figures["loss"],
+            grad_norm=grad_norm,
+            step=self.trainer.global_step,
+            sample_ids=sample_ids,
         )
-        if fault is not None:
-            raise MemerError(
-                f"step {self.trainer.global_step}: {fault}; samples {', '.join(ids[:4])}"
-                f"{' ...' if len(ids) > 4 else ''}; lower the learning rate or look at these samples"
-            )
-        self._log_window(rows, grad_norm=grad_norm)
+        self._log_figures(figures | {"grad_norm": grad_norm})
 
     def configure_gradient_clipping(
         self,
@@ -282,7 +260,7 @@ class PlannerModule(pl.LightningModule):
     def validation_step(self, batch: PackedBatch, batch_idx: int) -> None:
         """Loss, and the share of samples whose greedy answer would be right to the last token."""
         losses, hits = self.answer_losses(batch)
-        sample = torch.searchsorted(batch.cu_seq_lens, batch.target_index, right=True) - 1
+        sample = torch.searchsorted(batch.cu_seq_lens.long(), batch.target_index, right=True) - 1
         for name, kinds in (("exact", None), ("exact_label", LABEL), ("exact_positions", POSITIONS)):
             chosen = torch.ones_like(hits) if kinds is None else batch.target_kinds == kinds
             wrong = torch.zeros(len(batch.cu_seq_lens) - 1, device=hits.device)
@@ -400,21 +378,13 @@ class PlannerModule(pl.LightningModule):
                 f"max_dropped_share={self.max_dropped_share}; raise max_length or show fewer pictures"
             )
 
-    def _log_window(self, rows: list[list[float]], *, grad_norm: float | None) -> None:
-        losses, counts, hits = rows
-        total = sum(counts)
-        figures = {
-            "loss": sum(losses) / total,
-            "accuracy": sum(hits) / total,
-            "answer_tokens": total,
-            "lr": self.trainer.optimizers[0].param_groups[0]["lr"],
-        }
-        if grad_norm is not None:
-            figures["grad_norm"] = grad_norm
-        for name, kind in (("label", LABEL), ("positions", POSITIONS)):
-            if counts[kind]:
-                figures[f"loss_{name}"] = losses[kind] / counts[kind]
-        for name, value in figures.items():
+    def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        summed: Tensor = self.trainer.strategy.reduce(tensor, reduce_op="sum")
+        return summed
+
+    def _log_figures(self, figures: dict[str, float]) -> None:
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        for name, value in (figures | {"lr": rate}).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss", batch_size=1)
 
     def _remember_settings(self) -> None:
@@ -435,9 +405,3 @@ class PlannerModule(pl.LightningModule):
 
 
 _VALIDATION: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True}
-
-
-def _by_kind(kinds: Tensor, losses: Tensor, hits: Tensor) -> Tensor:
-    """float64[3, NUM_KINDS]: summed losses, number of tokens, number of most likely ones, per kind."""
-    values = torch.stack([losses, torch.ones_like(losses), hits.to(losses)]).double()
-    return values.new_zeros(3, NUM_KINDS).index_add_(1, kinds, values)

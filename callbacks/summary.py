@@ -1,0 +1,79 @@
+"""What a training run leaves at its end: `summary.json` with flat figures, and `report.html`."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+from callbacks.throughput import Throughput
+from callbacks.wandb_runs import merge_table, to_summary, wandb_run
+from memer.report import write_report
+from memer.summary import is_number, update_summary
+
+
+class RunSummary(pl.Callback):
+    """Writes the summary when fit has ended well; an interrupted or failed run keeps none.
+
+    Figures: the last value of everything logged, steps, parameters, throughput of the whole fit, and for
+    every merged model `merge/alpha_0.80/<score>`. The W&B summary gets the same names.
+
+    Args:
+        run_dir: where to write; None is the trainer's default root.
+        report: also make report.html.
+    """
+
+    def __init__(self, *, run_dir: Path | str | None = None, report: bool = True) -> None:
+        self.run_dir = run_dir
+        self.report = report
+        self._started = 0.0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the time."""
+        self._started = time.time()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """After every callback's end of fit, so that merges and exports are there."""
+        if stage != "fit" or trainer.interrupted or not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        folder = Path(self.run_dir or trainer.default_root_dir)
+        metrics = run_figures(trainer, pl_module, folder)
+        runtime = {
+            "seconds": round(time.time() - self._started, 3),
+            "device": str(pl_module.device),
+            "precision": str(trainer.precision),
+            "world_size": trainer.world_size,
+        }
+        update_summary(folder, metrics=metrics, runtime=runtime)
+        run = wandb_run(trainer)
+        if run is not None:
+            to_summary(run, metrics)
+        if self.report:
+            write_report(folder)
+
+
+def run_figures(trainer: pl.Trainer, pl_module: pl.LightningModule, folder: Path) -> dict[str, float]:
+    """Flat figures of a finished fit."""
+    logged: Mapping[str, Any] = trainer.callback_metrics
+    figures: dict[str, float] = {
+        name: float(value) for name, value in logged.items() if isinstance(value, Tensor | float | int)
+    }
+    throughput = next((c for c in trainer.callbacks if isinstance(c, Throughput)), None)  # type: ignore[attr-defined]
+    if throughput is not None:
+        figures |= {f"throughput/{name}": value for name, value in throughput.figures().items()}
+    parameters = list(pl_module.parameters())
+    figures |= {
+        "steps": trainer.global_step,
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+    }
+    table = merge_table(folder)
+    if table is not None:
+        columns, rows = table
+        for row in rows:
+            values = dict(zip(columns, row, strict=True))
+            name = values.pop("folder", f"alpha_{values.get('alpha')}")
+            figures |= {f"merge/{name}/{key}": float(v) for key, v in values.items() if is_number(v)}
+    return figures
