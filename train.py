@@ -5,6 +5,7 @@ the run folder if there is one, and fits; merging, export and summary are callba
 """
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,24 @@ from models.tiny import make_tiny_base, planner_corpus
 
 log = logging.getLogger(__name__)
 
+#: Remarks of the trainer on what is meant here: validation streams know their length, the tower stays in eval
+#: mode, the newest checkpoint is looked for in a folder of the run's own.
+_EXPECTED_REMARKS = (
+    r"Your `IterableDataset` has `__len__` defined",
+    r"Found \d+ module\(s\) in eval mode",
+    r"`isinstance\(treespec, LeafSpec\)`",
+    r"The '(train|val)_dataloader' does not have many workers",
+    r"Checkpoint directory .* exists and is not empty",
+)
+
 
 @hydra_root("train")
 def main(cfg: dict[str, Any]) -> None:
     """Run one training; see conf/train.yaml."""
     run_dir = Path(cfg["run_dir"])
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for remark in _EXPECTED_REMARKS:
+        warnings.filterwarnings("ignore", message=remark)
     pl.seed_everything(cfg["seed"], workers=True, verbose=False)
     checkpoint = newest_checkpoint(run_dir)
     data = instantiate(cfg["data"], where="data")
