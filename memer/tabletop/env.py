@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memer.errors import UsageError
 from memer.tabletop.expert import CAMERA_KEYS, subtask_ahead
 from memer.tabletop.perturbations import FPS
-from memer.tabletop.tasks import make_world, world_class
+from memer.tabletop.tasks import TASKS, make_world, world_class
 from memer.tabletop.world import HIGH, LOW, Measures, World
 
 Observation = dict[str, Any]
@@ -125,4 +125,12 @@ def make_env(
         perturb=perturb,
         frame_size=frame_size,
         render_mode=render_mode,
+    )
+
+
+for _task in TASKS:
+    gymnasium.register(
+        f"memer/{_task}-v0",
+        entry_point="memer.tabletop.env:TabletopEnv",
+        kwargs={"task": _task},
     )
