@@ -68,7 +68,16 @@ def summary(manifest: Mapping[str, Any], *, out: str) -> list[str]:
         f"{size_mb:.1f} MB"
     ]
     lines += [f"left out: episode {index}: {reason}" for index, reason in manifest["skipped"].items()]
+    lines += [finding_line(finding) for finding in manifest["source_report"].get("findings", [])]
     return lines
+
+
+def finding_line(finding: Mapping[str, Any]) -> str:
+    """One kind of finding of a source: how often, the first one's words, and where."""
+    first = finding["first"][0]
+    times = f" ({finding['count']} times)" if finding["count"] > 1 else ""
+    place = f", first in episode {first['episode']}" if first["episode"] is not None else ""
+    return f"{finding['severity']}: {first['value']}{place}{times}; {first['advice']}"
 
 
 def qwen_summary(manifest: Mapping[str, Any], *, out: str) -> list[str]:
