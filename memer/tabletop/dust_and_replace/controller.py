@@ -8,6 +8,7 @@ from memer.tabletop.controller import SubtaskController
 from memer.tabletop.dust_and_replace.layout import (
     CELLS,
     DUSTER_REST,
+    FETCH_SPEED,
     RESET,
     SHELVES,
     SWEEP_SPEED,
@@ -74,7 +75,8 @@ class DustAndReplaceController(SubtaskController):
 
     def _pick_up(self, world: DustAndReplaceWorld, thing: Thing) -> Action:
         if world.held is None:
-            return motion.grasp(world, thing.position.tolist(), speed=self.speed)
+            speed = self.speed * FETCH_SPEED if thing is world.duster else self.speed
+            return motion.grasp(world, thing.position.tolist(), speed=speed)
         if world.held is not thing:
             return self._put_down(world)
         x, y, z = (float(value) for value in world.gripper)

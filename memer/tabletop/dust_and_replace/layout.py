@@ -26,6 +26,9 @@ CELL_HALF: Final[float] = 0.05
 SWEEP_Z: Final[float] = 0.03
 SWEEP_TOLERANCE: Final[float] = 0.03
 SWEEP_SPEED: Final[float] = 0.6
+#: Fraction of the usual speed at which the duster is fetched. It keeps the keyframe of taking it up further
+#: from the one before than votes of one cluster may be (25 frames at the defaults of the window settings).
+FETCH_SPEED: Final[float] = 0.6
 #: Where a thing put on a board goes: the first free of these.
 STANDS: Final[tuple[float, ...]] = (0.58, 0.40, 0.76)
 THING_Z: Final[float] = 0.06

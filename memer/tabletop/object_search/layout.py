@@ -25,4 +25,4 @@ DWELL_FRAMES: Final[tuple[int, int]] = (12, 20)
 RETREAT_FRAMES: Final[int] = 10
 #: Fraction of the usual speed at which the gripper comes down for a look. It keeps two looks in a row further
 #: apart than votes of one cluster may be (25 frames at the defaults of memer.contract.WindowSettings).
-LOOK_DESCENT: Final[float] = 0.25
+LOOK_DESCENT: Final[float] = 0.18

@@ -106,6 +106,46 @@ def test_an_episode_is_whole_and_repeatable(task):
     np.testing.assert_allclose(moved, episode.state[1:, :3], atol=1e-5)
 
 
+#: Votes up to 25 frames apart join one cluster, and a keyframe draws votes from 4 frames before it: closer
+#: keyframes would be one memory (defaults of the window settings).
+SPACING = 30
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_keyframes_are_too_far_apart_to_become_one_memory(task):
+    keyframes_seen = 0
+    for index in range(20):
+        labels = [step.subtask for step in demonstration_steps(task, split="train", index=index)]
+        ends = [k for k in range(len(labels)) if k + 1 == len(labels) or labels[k + 1] != labels[k]]
+        keyframes = [
+            k
+            for k in ends
+            if re.match(r"look|place a scoop|take .* off|pick up duster|dust|place", labels[k])
+        ]
+        assert min(np.diff(keyframes)) >= SPACING
+        keyframes_seen += len(keyframes)
+    assert keyframes_seen >= 2 * 20
+
+
+def test_looks_in_closed_loop_are_too_far_apart_to_become_one_memory():
+    """A planner that answers for 10 frames ahead leaves a bin long before a demonstration would."""
+    gaps = []
+    for index in range(20):
+        world = make_world("object_search", split="test", index=index)
+        controller = make_controller("object_search")
+        subtask, last_seen = None, []
+        while not world.finished:
+            if world.step_count % 5 == 0:
+                named = subtask_ahead(world, lookahead=HORIZON)
+                if subtask and subtask.startswith("look") and named != subtask:
+                    last_seen.append(world.step_count)
+                subtask = named
+            world.step(controller.act(world, subtask))
+        gaps += np.diff(last_seen).tolist()
+    assert len(gaps) > 20
+    assert min(gaps) >= SPACING
+
+
 def test_a_look_shows_the_contents_longer_than_the_horizon_and_until_its_end():
     looks = 0
     for index in range(10):
