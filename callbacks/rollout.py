@@ -39,7 +39,7 @@ class ClosedLoopScorer:
     device: str = "cpu"
 
     def __call__(self, artifact: Path) -> Mapping[str, float]:
-        """`success` rate and `retrieved`-like means of the task's measures over the episodes."""
+        """`success` rate, means of the task's other measures, and the number of `episodes` behind them."""
         policy = load_policy(artifact, device=self.device)
         episodes = (
             ClosedLoopEpisode(
@@ -62,7 +62,8 @@ class ClosedLoopScorer:
         if not counted:
             raise MemerError(f"{artifact}: no episode of {self.task} could be played to its end")
         names = [n for n, v in counted[0]["measures"].items() if isinstance(v, bool | int | float)]
-        return {n: sum(float(e["measures"][n]) for e in counted) / len(counted) for n in names}
+        means = {n: sum(float(e["measures"][n]) for e in counted) / len(counted) for n in names}
+        return {**means, "episodes": float(len(counted))}
 
 
 class GivesEpisodes(Protocol):

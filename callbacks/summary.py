@@ -10,6 +10,7 @@ from torch import Tensor
 
 from callbacks.throughput import Throughput
 from callbacks.wandb_runs import merge_table, to_summary, wandb_run
+from memer.intervals import wilson_interval
 from memer.report import write_report
 from memer.summary import is_number, update_summary
 
@@ -17,8 +18,9 @@ from memer.summary import is_number, update_summary
 class RunSummary(pl.Callback):
     """Writes the summary when fit has ended well; an interrupted or failed run keeps none.
 
-    Figures: the last value of everything logged, steps, parameters, throughput of the whole fit, and for
-    every merged model `merge/alpha_0.80/<score>`. The W&B summary gets the same names.
+    Figures: the last value of everything logged, steps, parameters, throughput of the whole fit, for every
+    merged model `merge/alpha_0.80/<score>`, and for the chosen one `export/alpha` and `export/<score>`. A
+    success rate has its interval. The W&B summary gets the same names.
 
     Args:
         run_dir: where to write; None is the trainer's default root.
@@ -46,7 +48,7 @@ class RunSummary(pl.Callback):
             "precision": str(trainer.precision),
             "world_size": trainer.world_size,
         }
-        update_summary(folder, metrics=metrics, runtime=runtime)
+        update_summary(folder, metrics=metrics, ci=success_intervals(metrics), runtime=runtime)
         run = wandb_run(trainer)
         if run is not None:
             to_summary(run, metrics)
@@ -75,5 +77,19 @@ def run_figures(trainer: pl.Trainer, pl_module: pl.LightningModule, folder: Path
         for row in rows:
             values = dict(zip(columns, row, strict=True))
             name = values.pop("folder", f"alpha_{values.get('alpha')}")
-            figures |= {f"merge/{name}/{key}": float(v) for key, v in values.items() if is_number(v)}
+            scores = {key: float(v) for key, v in values.items() if is_number(v)}
+            figures |= {f"merge/{name}/{key}": value for key, value in scores.items()}
+            if values.pop("best", False):
+                figures |= {f"export/{key}": value for key, value in scores.items()}
     return figures
+
+
+def success_intervals(metrics: Mapping[str, float]) -> dict[str, tuple[float, float] | None]:
+    """Wilson intervals of every `<place>/success` that has `<place>/episodes` beside it."""
+    intervals = {}
+    for name, value in metrics.items():
+        place, _, last = name.rpartition("/")
+        count = metrics.get(f"{place}/episodes")
+        if last == "success" and count:
+            intervals[name] = wilson_interval(round(value * count), round(count))
+    return intervals

@@ -123,7 +123,11 @@ def merge_table(folder: Path) -> tuple[list[str], list[list[Any]]] | None:
     if not values.get("rows"):
         return None
     columns = list(dict.fromkeys(name for row in values["rows"] for name in row))
-    return columns, [[row.get(name) for name in columns] for row in values["rows"]]
+    rows = [
+        [*(row.get(name) for name in columns), row.get("alpha") == values.get("best")]
+        for row in values["rows"]
+    ]
+    return [*columns, "best"], rows
 
 
 def to_summary(run: Any, metrics: Mapping[str, float]) -> None:

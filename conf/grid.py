@@ -1,8 +1,10 @@
 """The grid of a sweep: which jobs a command line with `-m` asks for.
 
-A sweep file `conf/sweep/NAME.yaml` has two keys: `overrides`, a list that holds for every job unless the
-command line says otherwise, and `grid`, key -> list of values, whose product gives the jobs. A grid key named
-on the command line replaces that axis; `key=a,b` adds one. The sweep is called after its file, or
+A sweep file `conf/sweep/NAME.yaml` has the keys `overrides`, a list that holds for every job unless the
+command line says otherwise; `grid`, key -> list of values, whose product gives the jobs; and `share`, names
+of folders that a job takes over from a finished one before it starts, e.g. [checkpoints] where the grid
+changes nothing that happens before the end of training, so that one training serves all jobs. A grid key
+named on the command line replaces that axis; `key=a,b` adds one. The sweep is called after its file, or
 `name=NAME`; the job after its values.
 """
 
@@ -53,10 +55,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """A planned sweep: its name, which is also the W&B group, and its jobs in order."""
+    """A planned sweep.
+
+    Attributes:
+        name: also the W&B group.
+        jobs: in order.
+        share: folders of a finished job that the jobs after it start with.
+    """
 
     name: str
     jobs: tuple[Job, ...]
+    share: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -76,8 +85,10 @@ def plan_sweep(overrides: Sequence[str], *, config_name: str, conf_dir: Path = C
     named = {o.key_or_group: o for o in typed}
     fixed: list[str] = []
     axes: dict[str, list[str]] = {}
+    share: list[str] = []
     for sweep_name in chosen:
         settings = _read_sweep(sweep_name, conf_dir)
+        share += settings["share"]
         fixed += [o.input_line or "" for o in _parse(settings["overrides"]) if o.key_or_group not in named]
         for key, values in settings["grid"].items():
             if key.lstrip("+") not in named:
@@ -101,7 +112,7 @@ def plan_sweep(overrides: Sequence[str], *, config_name: str, conf_dir: Path = C
         config = compose(config_name, [*own, *bookkeeping(name, job_name)], conf_dir=conf_dir)
         _refuse_devices(config)
         jobs.append(Job(name=job_name, overrides=own, config=config))
-    return Sweep(name=name, jobs=tuple(jobs))
+    return Sweep(name=name, jobs=tuple(jobs), share=tuple(share))
 
 
 def bookkeeping(sweep: str, job: str) -> list[str]:
@@ -145,12 +156,12 @@ def _read_sweep(name: str, conf_dir: Path) -> dict[str, Any]:
             f"sweep={name} does not exist{did_you_mean(name, known)}; there are: {', '.join(known)}"
         )
     settings = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(settings, dict) or not set(settings) <= {"overrides", "grid"}:
-        raise UsageError(f"{path}: a sweep has the keys overrides and grid only")
+    if not isinstance(settings, dict) or not set(settings) <= {"overrides", "grid", "share"}:
+        raise UsageError(f"{path}: a sweep has the keys overrides, grid and share only")
     grid = settings.get("grid")
     if not isinstance(grid, dict) or not all(isinstance(v, list) and v for v in grid.values()):
         raise UsageError(f"{path}: grid must map keys to non-empty lists of values")
-    return {"overrides": settings.get("overrides") or [], "grid": grid}
+    return {"overrides": settings.get("overrides") or [], "grid": grid, "share": settings.get("share") or []}
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

@@ -12,6 +12,7 @@
 * A process per job gives its memory back, so a job that runs out of it does not doom the next.
 * The same command again skips what is done (`status.json` says `ok`) and starts the rest in its old folder,
   where training resumes from its last checkpoint. Two terminals may run one sweep: each takes what is free.
+* `share: [checkpoints]` in a sweep file lets one training serve all jobs, see `conf.grid`.
 * More than one device per job is refused.
 """
 
@@ -20,6 +21,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +87,7 @@ def run_sweep(arguments: Sequence[str], *, config_name: str, conf_dir: Path = CO
             if outcomes[job.name].state == "done before":
                 _say(f"{place}: done before")
                 continue
+            _share(sweep, job)
             outcome = _run_job(job, [*command, *job.overrides, *bookkeeping(sweep.name, job.name)], place)
             outcomes[job.name] = outcome
             _record(sweep, outcomes)
@@ -109,6 +112,29 @@ def closing_table(sweep: Sweep, outcomes: Mapping[str, Outcome]) -> str:
     widths = [max(len(row[k]) for row in rows) for k in range(3)]
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(3)), row[3]]).rstrip() for row in rows]
     return "\n".join(lines)
+
+
+def _share(sweep: Sweep, job: Job) -> None:
+    """Give a job what it takes over from a finished one, unless it has begun with its own."""
+    donor = next((other for other in sweep.jobs if other is not job and _is_done(other.folder)), None)
+    for name in sweep.share if donor is not None else ():
+        assert donor is not None
+        source, target = donor.folder / name, job.folder / name
+        if not source.is_dir() or target.exists():
+            continue
+        hidden = target.with_name(f".{name}.partial")
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, hidden, copy_function=_link_or_copy)
+        hidden.rename(target)
+        _say(f"{job.folder}: {name} taken over from {donor.name}")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _run_job(job: Job, command: Sequence[str], place: str) -> Outcome:

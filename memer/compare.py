@@ -23,6 +23,8 @@ from memer.svg import PALETTE, IntervalRow, interval_chart, number
 #: Shown first when nobody asks for particular figures; patterns, in this order.
 PREFERRED = (
     "*success_rate",
+    "export/success",
+    "export/accuracy",
     "*normalized_accuracy",
     "*boundary_accuracy",
     "*keyframe_f1",

@@ -58,6 +58,23 @@ def test_failing_and_killed_jobs_harm_nobody_and_a_second_start_continues(tmp_pa
     assert states == {"ok": "done before", "bug": "failed", "fine": "done before", "killed": "ok"}
 
 
+def test_jobs_take_over_what_the_sweep_shares(tmp_path: Path) -> None:
+    assert run_root(tmp_path, "-m", "sweep=shared").returncode == 1
+    found = {
+        p.parent.parent.name: p.read_text() for p in tmp_path.glob("runs/shared/*/checkpoints/last.ckpt")
+    }
+    # A failed job gives nothing on; the first finished one serves all after it.
+    assert found == {
+        "bug": "trained by bug",
+        "ok": "trained by ok",
+        "fine": "trained by ok",
+        "five": "trained by ok",
+    }
+    # Begun with its own: it keeps that.
+    run_root(tmp_path, "-m", "sweep=shared")
+    assert (tmp_path / "runs/shared/bug/checkpoints/last.ckpt").read_text() == "trained by bug"
+
+
 def test_comma_lists_make_a_grid_and_all_done_is_code_0(tmp_path: Path) -> None:
     done = run_root(tmp_path, "-m", "model.num_layers=1,2", "outcome=ok,fine")
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,10 @@ def main(cfg: dict[str, Any]) -> int | None:
     with (marks / "runs.txt").open("a") as file:
         file.write(f"{cfg['outcome']}\n")
     print(json.dumps(cfg))
+    checkpoint = Path(cfg["run_dir"]) / "checkpoints/last.ckpt"
+    if not checkpoint.exists():
+        checkpoint.parent.mkdir(exist_ok=True)
+        checkpoint.write_text(f"trained by {cfg['outcome']}")
     match cfg["outcome"]:
         case "bug":
             raise ValueError("boom in the middle")
