@@ -29,6 +29,7 @@ from memer.rollout import EpisodeRollout, StepHook, rollout_offline
 from memer.session import PlannerSession, StepRecord
 from memer.tabletop import CAMERA_KEYS, demonstrate, make_controller, make_env
 from memer.tabletop.perturbations import FPS
+from memer.tabletop.tasks import world_class
 from memer.windows import check_rate
 
 #: Slots of the embedded benchmark where no policy says otherwise, px.
@@ -123,6 +124,7 @@ def evaluate_offline(cfg: Mapping[str, Any]) -> int:
 def evaluate_closed_loop(cfg: Mapping[str, Any]) -> int:
     """Play tabletop episodes and write the results."""
     out, started, env = Path(cfg["run_dir"]), time.time(), cfg["env"]
+    world_class(env["task"])  # a mistyped task is named before anything else
     policy = _load_policy(cfg)
     if policy is None:
         layout = CameraLayout(camera_keys=CAMERA_KEYS, view_width=TABLETOP_SLOT, view_height=TABLETOP_SLOT)
