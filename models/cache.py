@@ -36,6 +36,13 @@ class RoomyLayer(DynamicLayer):
         )
         return self.keys, self.values
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows named by int64 `indices`."""
+        if self._buffers is not None:
+            keys, values = (buffer[indices] for buffer in self._buffers)
+            self._buffers = (keys, values)
+            self.keys, self.values = keys[:, :, : self._length], values[:, :, : self._length]
+
     def _append(self, buffer: Tensor, states: Tensor, first: int) -> Tensor:
         if self._length > buffer.shape[-2]:
             raise ValueError(f"cache: {self._length} tokens, room for {buffer.shape[-2]}")

@@ -193,10 +193,8 @@ class QwenVLPlanner:
         following = places[:, :, -1:] + 1  # the last prompt token is text, so all axes go on by one
 
         cache = roomy_cache(self.model.config.get_text_config(), room=self.max_new_tokens)
-        end = self.encoder.turn_end_id
         answers: list[list[int]] = [[] for _ in prompts]
-        finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-        chosen: list[Tensor] = []
+        rows = list(range(len(prompts)))  # prompts still in the batch
         for step in range(self.max_new_tokens):
             hidden = language_hidden(
                 self.model,
@@ -207,12 +205,16 @@ class QwenVLPlanner:
                 cache=cache,
             )
             token = self.model.lm_head(hidden[:, -1]).argmax(-1)
-            chosen.append(token)
-            finished |= token == end
-            if bool(finished.all()):
+            for row, chosen in zip(rows, token.tolist(), strict=True):
+                answers[row].append(chosen)
+            going = [k for k, row in enumerate(rows) if self.encoder.turn_end_id not in answers[row]]
+            if not going:
                 break
+            attention = torch.cat([attention, attention.new_ones(len(rows), 1)], dim=1)
+            if len(going) <= len(rows) // 2:  # the few that ramble do not hold the others' places
+                index = torch.tensor(going, device=device)
+                cache.batch_select_indices(index)
+                token, attention, following = token[index], attention[index], following[:, index]
+                rows = [rows[k] for k in going]
             ids, places = token[:, None], following + step
-            attention = torch.cat([attention, attention.new_ones(len(prompts), 1)], dim=1)
-        for row, tokens in enumerate(torch.stack(chosen, dim=1).tolist()):
-            answers[row] = tokens[: tokens.index(end) + 1] if end in tokens else tokens
         return answers

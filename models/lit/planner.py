@@ -5,7 +5,6 @@ their number. The micro-batches contribute plain sums; the gradient is divided o
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,10 +21,9 @@ from memer.errors import MemerError, UsageError
 from memer.planners.base import PlannerRequest
 from memer.sample import PlannerSample
 from models.collate import PackedBatch, PlannerCollator
-from models.lit.window import NUM_KINDS, AnswerWindow, check_step, window_figures
+from models.lit.window import NUM_KINDS, AnswerWindow, DroppedSamples, check_step, window_figures
 from models.lora import LoraSettings, inject_lora, lora_seed, save_adapter
 from models.optim import OptimSettings, make_optimizer
-from models.pixels import PixelGeometry
 from models.planner import QwenVLPlanner
 from models.prompt_encoder import LABEL, POSITIONS, PromptEncoder
 from models.qwen_vl import (
@@ -41,11 +39,8 @@ from models.qwen_vl import (
     load_encoder,
 )
 
-log = logging.getLogger(__name__)
-
+STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "DeepSpeedStrategy")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
-#: Dropped samples are judged after this many.
-_SEEN_BEFORE_JUDGING = 200
 
 
 class PlannerModule(pl.LightningModule):
@@ -94,11 +89,11 @@ class PlannerModule(pl.LightningModule):
         )
         self.model: Any = None
         self.adapted: list[str] = []
-        self._geometry: PixelGeometry | None = None
+        self._encoder: PromptEncoder | None = None
         self._fingerprint = ""
         self._window = AnswerWindow()
         self._grad_norm: Tensor | None = None
-        self._num_seen = self._num_dropped = 0
+        self._dropped = DroppedSamples()
         self._remember_settings()
 
     def configure_model(self) -> None:
@@ -111,7 +106,7 @@ class PlannerModule(pl.LightningModule):
         """
         if self.model is not None:
             return
-        self._geometry = self.make_encoder().geometry
+        self.make_encoder()
         self._fingerprint = base_fingerprint(self.base)
         self.model = load_base(self.base, attention=self.attention).model
         self.model.config.text_config.use_cache = False
@@ -131,11 +126,14 @@ class PlannerModule(pl.LightningModule):
 
     def make_encoder(self) -> PromptEncoder:
         """The prompt encoder for this base and contract; binds the contract to the model family."""
+        if self._encoder is not None:
+            return self._encoder
         self.contract = replace(
             self.contract, model_family=self.contract.model_family or load_config(self.base).model_type
         )
         self._remember_settings()
-        return load_encoder(self.base, self.contract)
+        self._encoder = load_encoder(self.base, self.contract)
+        return self._encoder
 
     def make_collator(self) -> PlannerCollator:
         """The collate function for this model's data.
@@ -164,12 +162,10 @@ class PlannerModule(pl.LightningModule):
         """
         if batch.num_targets == 0:
             raise MemerError(f"batch without supervised tokens: samples {', '.join(batch.sample_ids[:3])}")
-        assert self._geometry is not None
         features: list[Tensor] = []
         if batch.num_frames:
-            levels = encode_frames(
-                self.model, batch.patches, grids=batch.frame_grids, geometry=self._geometry
-            )
+            geometry = self.make_encoder().geometry
+            levels = encode_frames(self.model, batch.patches, grids=batch.frame_grids, geometry=geometry)
             features = [level.index_select(0, batch.image_rows) for level in levels]
         boundaries: dict[str, Any] = {}
         if "flash" in self.model.config.text_config._attn_implementation and len(batch.input_ids) == 1:
@@ -184,7 +180,13 @@ class PlannerModule(pl.LightningModule):
         return losses, logits.detach().argmax(-1) == batch.target_ids
 
     def setup(self, stage: str) -> None:
-        """Refuse precisions that lose small updates."""
+        """Refuse precisions that lose small updates, and strategies that shard what is frozen."""
+        strategy = type(self.trainer.strategy).__name__
+        if stage == "fit" and strategy not in STRATEGIES:
+            raise UsageError(
+                f"trainer.strategy: {strategy}, must be one device, ddp or deepspeed; frozen and trained "
+                "weights would share sharding units"
+            )
         if stage == "fit" and str(self.trainer.precision) not in PRECISIONS:
             raise UsageError(
                 f"trainer.precision: {self.trainer.precision!r}, must be one of {', '.join(PRECISIONS)}; "
@@ -201,14 +203,14 @@ class PlannerModule(pl.LightningModule):
         if self.lora is not None and self.lora.dropout:
             batch_number = self.trainer.global_step * self.trainer.accumulate_grad_batches + self._window.size
             lora_seed(self.seed, rank=self.global_rank, batch=batch_number)
-        self._count_dropped(batch)
+        self._dropped.count(batch, max_length=self.max_length, max_share=self.max_dropped_share)
         losses, hits = self.answer_losses(batch)
         self._window.add(losses, hits, kinds=batch.target_kinds, sample_ids=batch.sample_ids)
         for name, value in (
             ("frames_encoded", batch.num_frames),
             ("image_slots", batch.num_image_slots),
             ("tokens", batch.num_tokens),
-            ("dropped_samples", self._num_dropped),
+            ("dropped_samples", self._dropped.dropped),
         ):
             self.log(f"train/{name}", float(value), batch_size=1)
         if self._normalizes_early:
@@ -301,8 +303,8 @@ class PlannerModule(pl.LightningModule):
             "contract": self.contract.to_dict(),
             "base": self.base,
             "base_fingerprint": self._fingerprint,
-            "num_seen": self._num_seen,
-            "num_dropped": self._num_dropped,
+            "num_seen": self._dropped.seen,
+            "num_dropped": self._dropped.dropped,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -330,7 +332,7 @@ class PlannerModule(pl.LightningModule):
         Contract.from_dict(ours["contract"], where="checkpoint").check_same(
             self.contract, what="checkpoint against run"
         )
-        self._num_seen, self._num_dropped = ours["num_seen"], ours["num_dropped"]
+        self._dropped = DroppedSamples(seen=ours["num_seen"], dropped=ours["num_dropped"])
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -358,25 +360,6 @@ class PlannerModule(pl.LightningModule):
     def _normalizes_early(self) -> bool:
         """Whether the gradient is out of reach before the step, so that the loss itself is divided."""
         return type(self.trainer.strategy).__name__ == "DeepSpeedStrategy"
-
-    def _count_dropped(self, batch: PackedBatch) -> None:
-        dropped = len(batch.dropped_ids)
-        self._num_seen += dropped + len(batch.sample_ids)
-        self._num_dropped += dropped
-        if not dropped:
-            return
-        log.warning(
-            "left out %d samples above max_length=%d: %s",
-            dropped,
-            self.max_length,
-            ", ".join(batch.dropped_ids),
-        )
-        share = self._num_dropped / self._num_seen
-        if self._num_seen >= _SEEN_BEFORE_JUDGING and share > self.max_dropped_share:
-            raise MemerError(
-                f"{self._num_dropped} of {self._num_seen} samples exceed max_length={self.max_length}, above "
-                f"max_dropped_share={self.max_dropped_share}; raise max_length or show fewer pictures"
-            )
 
     def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
         summed: Tensor = self.trainer.strategy.reduce(tensor, reduce_op="sum")

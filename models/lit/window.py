@@ -1,15 +1,22 @@
-"""Sums over one accumulation window: what the loss is divided by, what is logged, what stops the run."""
+"""Sums over an accumulation window: what the loss is divided by, what is logged, what stops the run."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from memer.errors import MemerError
+from models.collate import PackedBatch
 from models.prompt_encoder import LABEL, POSITIONS
 
+log = logging.getLogger(__name__)
+
 NUM_KINDS = 4
+#: Dropped samples are judged once this many were seen.
+_SEEN_BEFORE_JUDGING = 200
 
 
 class AnswerWindow:
@@ -84,3 +91,34 @@ def check_step(*, loss: float, grad_norm: float, step: int, sample_ids: Sequence
         f"step {step}: {fault}; samples {', '.join(sample_ids[:4])}{more}; "
         "lower the learning rate or look at these samples"
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class DroppedSamples:
+    """Counts samples that were too long for the model.
+
+    Attributes:
+        seen: samples of all batches so far, of this rank.
+        dropped: of those, left out.
+    """
+
+    seen: int = 0
+    dropped: int = 0
+
+    def count(self, batch: PackedBatch, *, max_length: int, max_share: float) -> None:
+        """Take in a batch; samples that were left out are named in the log.
+
+        Raises:
+            MemerError: more than `max_share` of the samples were left out.
+        """
+        self.seen += len(batch.dropped_ids) + len(batch.sample_ids)
+        self.dropped += len(batch.dropped_ids)
+        if not batch.dropped_ids:
+            return
+        named = ", ".join(batch.dropped_ids)
+        log.warning("left out %d samples above max_length=%d: %s", len(batch.dropped_ids), max_length, named)
+        if self.seen >= _SEEN_BEFORE_JUDGING and self.dropped / self.seen > max_share:
+            raise MemerError(
+                f"{self.dropped} of {self.seen} samples exceed max_length={max_length}, above "
+                f"max_dropped_share={max_share}; raise max_length or show fewer or smaller pictures"
+            )

@@ -1,4 +1,4 @@
-"""Can the language model learn from a frozen random tower? Colour recall: which colour did an earlier frame show?"""
+"""Can the language model learn from a frozen random tower? It has to recall a colour shown earlier."""
 
 from pathlib import Path
 

@@ -158,6 +158,31 @@ def test_an_adapted_model_plans_too(base, encoder: PromptEncoder) -> None:
     assert [r.raw_text for r in changed] != [r.raw_text for r in untouched]
 
 
+def test_rows_that_have_ended_leave_the_batch(
+    lively: LoadedBase, encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of five answers end early; the fifth goes on alone and stays what it was."""
+    planner = make_planner(lively, encoder, max_new_tokens=10)
+    asked = requests(60, sessions=5)
+    free = [result.raw_text for result in planner.plan(asked)]
+    widths: list[int] = []
+    ends = iter([[False] * 5, [True, False, True, True, True], *[[False]] * 8])
+    head = lively.model.lm_head.forward
+
+    def ending(hidden: torch.Tensor) -> torch.Tensor:
+        logits = head(hidden).clone()
+        widths.append(len(logits))
+        logits[torch.tensor(next(ends)), encoder.turn_end_id] = 1e9
+        return logits
+
+    monkeypatch.setattr(lively.model.lm_head, "forward", ending)
+    texts = [result.raw_text for result in planner.plan(asked)]
+    assert widths == [5, 5] + [1] * 8
+    monkeypatch.undo()
+    assert texts[1] == free[1]
+    assert all(len(texts[k]) < len(free[k]) for k in (0, 2, 3, 4))
+
+
 def test_a_cache_without_room_is_refused() -> None:
     layer = RoomyLayer(room=1)
     states = torch.zeros(1, 1, 3, 2)

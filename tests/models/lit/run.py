@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
 from models.lit.planner import PlannerModule
+from models.lora import LoraSettings
 from models.optim import OptimSettings
 from tests.models.lit.stream import Stream
 from tests.models.samples import SUBTASKS, sample, tiny_contract
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--lora", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--batch", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
@@ -45,6 +47,7 @@ def main() -> None:
         contract=tiny_contract(),
         optim=OptimSettings(total_steps=7, learning_rate=1e-4, eps=1e-4),
         pack_tokens=512,
+        lora=LoraSettings(rank=args.lora) if args.lora else None,
     )
     samples = [
         sample(

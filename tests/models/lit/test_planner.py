@@ -4,12 +4,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy
 from peft import PeftModel
 from torch import Tensor
 from torch.nn import functional as F
@@ -300,6 +302,13 @@ def test_sixteen_bit_weights_are_refused(base: Path) -> None:
         fit(make_module(base), many_samples(), precision="bf16-true")
 
 
+def test_sharded_strategies_are_refused(base: Path) -> None:
+    module = make_module(base)
+    module._trainer = SimpleNamespace(strategy=FSDPStrategy.__new__(FSDPStrategy))  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="FSDPStrategy, must be one device, ddp or deepspeed"):
+        module.setup("fit")
+
+
 def test_too_many_dropped_samples_stop_the_run(base: Path) -> None:
     module = make_module(base, max_dropped_share=0.1)
     batch = module.make_collator()(mixed_samples()[:1])
@@ -477,18 +486,22 @@ def test_killed_run_resumes_to_the_same_weights(base: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_and_leave_frozen_weights_alone(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", ["0", "2"])
+def test_two_processes_equal_one_and_leave_frozen_weights_alone(
+    base: Path, tmp_path: Path, lora: str
+) -> None:
     """Unequal token counts per rank: an average of averages would give other weights."""
     outs = {}
     for devices, batch in ((1, "4"), (2, "2")):
         out = tmp_path / f"{devices}.pt"
         command = [sys.executable, "-m", "tests.models.lit.run", str(base), str(out)]
-        command += ["--devices", str(devices), "--batch", batch, "--steps", "2"]
+        command += ["--devices", str(devices), "--batch", batch, "--steps", "2", "--lora", lora]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         outs[devices] = torch.load(out, weights_only=True)
     untouched = state(make_module(base))
     for name, tensor in outs[1].items():
         torch.testing.assert_close(outs[2][name], tensor, atol=2e-5, rtol=0)
-        if ".visual." in name:
-            assert torch.equal(outs[2][name], untouched[name])
+        base_name = name.replace(".base_layer", "")
+        if ".visual." in name or (lora != "0" and base_name in untouched):
+            assert torch.equal(outs[2][name], untouched[base_name])
