@@ -209,7 +209,7 @@ def _job_names(combinations: Sequence[Mapping[str, str]]) -> list[str]:
     for values in combinations:
         parts = []
         for key, value in values.items():
-            word = re.sub(r"[^\w.]+", "_", value.rsplit("/", 1)[-1]).strip("_.")
+            word = re.sub(r"[^\w.-]+", "_", value.rsplit("/", 1)[-1]).strip("_.")
             plain = re.fullmatch(r"[A-Za-z_]\w*", value) and value not in ("null", "true", "false")
             parts.append(word if plain else key.lstrip("+").rsplit(".", 1)[-1] + word)
         names.append("-".join(parts)[:80])
