@@ -23,6 +23,9 @@ def main(cfg: dict[str, Any]) -> int:
     layout = instantiate(cfg["cameras"], where="cameras")
     source: Source = instantiate(cfg["source"], where="source")
     labeler = instantiate(cfg["labels"], where="labels")
+    stray = sorted(set(getattr(labeler, "episodes", ())) - set(source.indices()))
+    if stray:
+        print(f"warning: labels name {len(stray)} episodes that {source.name} lacks, first {stray[0]}")
     shared: dict[str, Any] = {
         "labeler": labeler,
         "episodes": cfg["episodes"],
@@ -89,6 +92,7 @@ def qwen_summary(manifest: Mapping[str, Any], *, out: str) -> list[str]:
         f"{histograms['dropped_keyframes']} keyframes before the window's grid"
     ]
     lines += [f"left out: episode {index}: {reason}" for index, reason in manifest["skipped"].items()]
+    lines += [finding_line(finding) for finding in manifest["source_report"].get("findings", [])]
     for name in ("labels", "positions", "memory_images"):
         counts = ", ".join(f"{key}: {count}" for key, count in histograms[name].items())
         lines.append(f"{name.replace('_', ' ')}: {counts}")

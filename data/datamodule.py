@@ -6,9 +6,10 @@ loader workers or ranks.
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import lightning
@@ -102,9 +103,12 @@ class PlannerDataModule(lightning.LightningDataModule):
         self._collate = collate
         self._first_batch = 0  # over all ranks
         self._processed_before = 0  # per rank, as the trainer counts
+        self._described: dict[str, Any] | None = None
         self._train = {name: _choose(name, values, part="train") for name, values in train.items()}
         self._val = {
-            name: _choose(name, values, part="val") for name, values in (val or {}).items() if values["root"]
+            name: _choose(name, values, part="val")
+            for name, values in (val or {}).items()
+            if values.get("root", name) is not None
         }
         _check_disjoint(self._train, self._val)
         data_contract = _common_contract({**self._train, **{f"val {n}": c for n, c in self._val.items()}})
@@ -180,7 +184,7 @@ class PlannerDataModule(lightning.LightningDataModule):
             lanes=self._order.lanes,
             rank=rank,
             world_size=world_size,
-            cache_bytes=self._cache_bytes,
+            cache_bytes=self._cache_bytes // 4,  # read in order, and training's cache stays alive
         )
         return self._loader(dataset)
 
@@ -218,20 +222,17 @@ class PlannerDataModule(lightning.LightningDataModule):
         return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.processed)
 
     def _order_description(self) -> dict[str, Any]:
-        settings = self._order
-        plans = [
-            [c.shards.manifest["index"]["sha256"], list(c.episodes), c.weight] for c in self._train.values()
-        ]
-        steps = [[plan.steps, plan.weights] for _, plan in self.train_table.plans]
-        return {
-            "seed": settings.seed,
-            "batch_size": settings.batch_size,
-            "lanes": settings.lanes,
-            "clip_steps": settings.clip_steps,
-            "chunk_clips": settings.chunk_clips,
-            "data": json_hash(plans)[:16],
-            "steps": json_hash(steps)[:16],
-        }
+        """Everything that the order depends on; hashed once, because it goes into every checkpoint."""
+        if self._described is None:
+            chosen = self._train.values()
+            data = [[c.shards.manifest["index"]["sha256"], list(c.episodes), c.weight] for c in chosen]
+            steps = [[plan.steps, plan.weights] for _, plan in self.train_table.plans]
+            self._described = {
+                **asdict(self._order),
+                "data": json_hash(data)[:16],
+                "steps": json_hash(steps)[:16],
+            }
+        return self._described
 
     def _place(self) -> tuple[int, int]:
         trainer = self.trainer
@@ -251,13 +252,37 @@ class PlannerDataModule(lightning.LightningDataModule):
         )
 
     def _check_lanes(self) -> None:
+        """Say what makes loading slow: lanes that workers share, or open chunks that do not fit the cache."""
+        order = self._order
         readers = max(1, self._num_workers) * self._place()[1]
-        if self._order.lanes % readers:
+        if order.lanes % readers:
             warnings.warn(
-                f"data.lanes={self._order.lanes} is no multiple of {readers} loader processes: frames are "
-                f"decoded more than once; set data.lanes={readers * max(1, self._order.lanes // readers)}",
+                f"data.lanes={order.lanes} is no multiple of {readers} loader processes: frames are "
+                f"decoded more than once; set data.lanes={readers * max(1, order.lanes // readers)}",
                 stacklevel=2,
             )
+        needed = -(-order.lanes // readers) * order.chunk_clips * self._clip_bytes()
+        everything = sum(c.shards.num_frames(i) for c in self._train.values() for i in c.episodes)
+        needed = min(needed, everything * self._frame_bytes())
+        if needed > self._cache_bytes:
+            warnings.warn(
+                f"data.cache_mib={self._cache_bytes // 1024**2}: the open chunks of a worker need about "
+                f"{needed // 1024**2} MiB; frames are decoded more than once unless cache_mib grows or "
+                "lanes, chunk_clips or clip_steps shrink",
+                stacklevel=2,
+            )
+
+    def _frame_bytes(self) -> int:
+        width, height = self.contract.cameras.stacked_size
+        return 3 * width * height
+
+    def _clip_bytes(self) -> int:
+        """Decoded frames of one clip: its steps' windows and the memory on each phase of the grid."""
+        windows, stride = self.contract.shown_windows, self.train_view.sample_stride
+        grid = math.gcd(stride, windows.frame_subsample)
+        frames = (self._order.clip_steps * stride + windows.span_frames) // grid
+        phases = min(self._order.clip_steps, windows.frame_subsample // grid)
+        return (frames + windows.keyframes_length * phases) * self._frame_bytes()
 
 
 def _as_list(samples: list[PlannerSample]) -> list[PlannerSample]:

@@ -9,6 +9,7 @@ is that of the public exporter, so its trainer reads ours and ours reads its dat
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -332,9 +333,14 @@ def _added(histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for histogram in histograms:
         for name, value in histogram.items():
             if isinstance(value, Mapping):
-                counts = total.setdefault(name, {})
-                for key, number in value.items():
-                    counts[key] = counts.get(key, 0) + number
+                counts = total.setdefault(name, Counter())
+                counts.update(value)
             else:
                 total[name] = total.get(name, 0) + value
-    return total
+    # Numbers in their order ("none" first), labels by name.
+    return {
+        name: dict(sorted(value.items(), key=lambda item: (item[0].isdigit(), item[0].zfill(9))))
+        if isinstance(value, Counter)
+        else value
+        for name, value in total.items()
+    }

@@ -373,3 +373,20 @@ def test_the_contract_carries_data_and_choices(roots: Path) -> None:
     assert (contract.fps, contract.cameras, contract.windows.frame_subsample) == (10.0, LAYOUT, 2)
     assert contract.rules_hash
     assert ShardSet(roots / "a").contract.windows.frame_subsample == 5
+
+
+def test_a_cache_that_cannot_hold_the_open_chunks_is_reported(roots: Path) -> None:
+    with pytest.warns(UserWarning, match=r"data\.cache_mib=0: the open chunks of a worker need about 2 MiB"):
+        module(roots, cache_mib=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(roots)
+
+
+def test_lanes_that_workers_share_are_reported(roots: Path) -> None:
+    with pytest.warns(UserWarning, match="no multiple of 3 loader processes"):
+        module(roots, num_workers=3)
+
+
+def test_a_validation_set_without_root_is_none(roots: Path) -> None:
+    assert module(roots, val={"a": {"root": None, "episodes": None}}).val_dataloader() == []
