@@ -69,7 +69,9 @@ class PlannerView:
         rules: which frames are keyframes.
         sample_stride: every how many raw frames a step becomes a sample, >= 1, from frame 0.
         transition_weight: uses per epoch of a step near a change of the target label.
-        transition_radius: how near, in subsampled steps on either side.
+        transition_before: how near before the change, in subsampled steps.
+        transition_after: how near from the change on; there the answer has to be found anew while the robot
+            still does what it did.
         answer_weight: uses per epoch of a step whose answer names a position. The larger weight counts.
         augmentation: noise on memory images, off when None.
     """
@@ -81,18 +83,21 @@ class PlannerView:
         rules: KeyframeRules,
         sample_stride: int = 1,
         transition_weight: float = 1.0,
-        transition_radius: int = 4,
+        transition_before: int = 4,
+        transition_after: int = 4,
         answer_weight: float = 1.0,
         augmentation: MemoryAugmentation | None = None,
     ) -> None:
         for name, value in (("transition_weight", transition_weight), ("answer_weight", answer_weight)):
             if not value > 0:
                 raise UsageError(f"view.{name}: {value!r}, must be positive")
-        if sample_stride < 1 or transition_radius < 0:
-            raise UsageError(
-                f"view.sample_stride {sample_stride!r} must be >= 1, "
-                f"view.transition_radius {transition_radius!r} >= 0"
-            )
+        for name, reach, least in (
+            ("sample_stride", sample_stride, 1),
+            ("transition_before", transition_before, 0),
+            ("transition_after", transition_after, 0),
+        ):
+            if reach < least:
+                raise UsageError(f"view.{name}: {reach!r}, must be >= {least}")
         if contract.rules_hash not in ("", rules.rules_hash):
             raise UsageError(
                 f"view.rules: hash {rules.rules_hash[:12]} differs from {contract.rules_hash[:12]} of the "
@@ -102,7 +107,8 @@ class PlannerView:
         self.rules = rules
         self.sample_stride = sample_stride
         self.transition_weight = transition_weight
-        self.transition_radius = transition_radius
+        self.transition_before = transition_before
+        self.transition_after = transition_after
         self.answer_weight = answer_weight
         self.augmentation = augmentation
 
@@ -231,11 +237,12 @@ class PlannerView:
         return subtask_history(earlier, running=running, length=self.contract.history_length)
 
     def _near_change(self, labels: Sequence[str | None]) -> set[int]:
-        reach = self.transition_radius * self.contract.shown_windows.frame_subsample
+        subsample = self.contract.shown_windows.frame_subsample
+        before, after = self.transition_before * subsample, self.transition_after * subsample
         near: set[int] = set()
         for k in range(1, len(labels)):
             if labels[k] != labels[k - 1]:
-                near.update(range(k - reach, k + reach + 1))
+                near.update(range(k - before, k + after))
         return near
 
 
@@ -282,7 +289,8 @@ class PlannerViewConfig:
         rules: a rule file or `all_last`; there is no silent default.
         sample_stride: see PlannerView, as the fields below.
         transition_weight: uses per epoch near label changes.
-        transition_radius: subsampled steps.
+        transition_before: subsampled steps.
+        transition_after: subsampled steps.
         answer_weight: uses per epoch of non-empty answers.
         augmentation: noise on memory images or None.
     """
@@ -291,7 +299,8 @@ class PlannerViewConfig:
     rules: str
     sample_stride: int
     transition_weight: float
-    transition_radius: int
+    transition_before: int
+    transition_after: int
     answer_weight: float
     augmentation: MemoryAugmentation | None
 
@@ -313,7 +322,8 @@ class PlannerViewConfig:
             rules=rules_from(self.rules),
             sample_stride=self.sample_stride if sample_stride is None else sample_stride,
             transition_weight=1.0 if plain else self.transition_weight,
-            transition_radius=self.transition_radius,
+            transition_before=self.transition_before,
+            transition_after=self.transition_after,
             answer_weight=1.0 if plain else self.answer_weight,
             augmentation=None if plain else self.augmentation,
         )

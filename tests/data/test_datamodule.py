@@ -47,7 +47,8 @@ def view(**choices: Any) -> PlannerViewConfig:
         "rules": "all_last",
         "sample_stride": 1,
         "transition_weight": 1.0,
-        "transition_radius": 4,
+        "transition_before": 4,
+        "transition_after": 4,
         "answer_weight": 1.0,
         "augmentation": None,
     }

@@ -147,7 +147,8 @@ def test_stride_and_weights() -> None:
         rules=EVENTS,
         sample_stride=10,
         transition_weight=3.0,
-        transition_radius=2,
+        transition_before=2,
+        transition_after=2,
         answer_weight=2.0,
     )
     targets = view.targets(with_keyframes([100], 200), num_frames=200)
@@ -250,7 +251,8 @@ def test_choices_of_a_run_meet_the_contract_of_the_data() -> None:
         rules="all_last",
         sample_stride=2,
         transition_weight=2.0,
-        transition_radius=4,
+        transition_before=4,
+        transition_after=4,
         answer_weight=1.0,
         augmentation=None,
     )
@@ -278,7 +280,8 @@ def test_choices_that_do_not_fit_are_refused(
         rules="all_last",
         sample_stride=1,
         transition_weight=1.0,
-        transition_radius=4,
+        transition_before=4,
+        transition_after=4,
         answer_weight=1.0,
         augmentation=None,
     )
