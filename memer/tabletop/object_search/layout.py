@@ -19,7 +19,7 @@ RELEASE_Z: Final[float] = 0.31
 
 NUM_TARGETS: Final[int] = 3
 #: Frames with visible contents before a look ends; longer than the prediction horizon of 10 frames.
-DWELL_FRAMES: Final[tuple[int, int]] = (12, 20)
+DWELL_FRAMES: Final[tuple[int, int]] = (17, 21)
 #: Frames that a take goes on after the release: the prediction horizon h*s at its defaults, so that the label
 #: that far ahead changes exactly when the new instruction can be read.
 RETREAT_FRAMES: Final[int] = 10
