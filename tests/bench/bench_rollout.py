@@ -81,8 +81,8 @@ def run(
 def main() -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=16)
-    parser.add_argument("--stride", type=int, default=5, help="raw frames between steps")
+    parser.add_argument("--episodes", type=int, default=24)
+    parser.add_argument("--stride", type=int, default=10, help="raw frames between steps")
     parser.add_argument("--slot", type=int, default=64, help="edge of a view, px")
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
