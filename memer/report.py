@@ -98,7 +98,9 @@ def _heading(folder: Path, title: str) -> str:
     facts = []
     if (folder / "status.json").exists():
         status = read_json(folder / "status.json")
-        facts += [str(status.get("status")), f"started {status.get('started')}"]
+        state = status.get("status")
+        facts += [] if state == "running" else [str(state)]  # a run writes its own report before its end
+        facts.append(f"started {status.get('started')}")
         if is_number(status.get("seconds")):
             facts.append(f"{status['seconds'] / 60:.1f} min")
         if status.get("command"):
@@ -185,32 +187,36 @@ def _curves(path: Path) -> list[str]:
 
 
 def _merges(folder: Path) -> list[str]:
-    files = sorted(folder.glob("merged/*/merge_info.json"))
-    rows = []
-    for path in files:
-        info = {k: v for k, v in read_json(path).items() if isinstance(v, int | float | str)}
-        rows.append([path.parent.name, *(f"{k}: {v}" for k, v in list(info.items())[:4])])
-    width = max((len(row) for row in rows), default=0)
-    lines = [row + [""] * (width - len(row)) for row in rows]
-    head = ["directory", *[""] * (width - 1)] if width else []
-    return ["<h2>Merged models</h2>", table(head, lines, text_columns=range(1, width))] if rows else []
+    """The merged models of a training run and their scores, the chosen one marked."""
+    path = folder / "merged" / "table.json"
+    if not path.exists():
+        return []
+    values = read_json(path)
+    rows = values.get("rows") or []
+    names = [n for n in dict.fromkeys(n for row in rows for n in row) if n not in ("folder", "alpha")]
+    lines = []
+    for row in rows:
+        alpha = number(row["alpha"]) + (" (chosen)" if row["alpha"] == values.get("best") else "")
+        lines.append([alpha, *(number(row[n]) if is_number(row.get(n)) else "" for n in names)])
+    return ["<h2>Merged models</h2>", table(["alpha", *names], lines)]
 
 
 def _prompts(folder: Path, *, count: int) -> list[str]:
     """Sample prompts as `callbacks.samples` writes them, newest first."""
     records: list[tuple[str, dict[str, Any]]] = []
     for path in sorted(folder.glob("step_*.json"), reverse=True):
-        records += [(path.stem, record) for record in read_json(path).get("samples", [])]
+        values = read_json(path)
+        records += [(f"step {values.get('step')}", record) for record in values.get("samples", [])]
         if len(records) >= count:
             break
     parts = ["<h2>Sample prompts</h2>"] if records else []
-    for stem, record in records[:count]:
+    for moment, record in records[:count]:
         pictures = "".join(picture(folder / p["file"], caption=p["caption"]) for p in record["images"])
         lines = [f"asked for: {record['answer']}"]
         if record.get("predicted") is not None:
             lines.append(f"answered:  {record['predicted']}")
         parts.append(
-            f"<details open><summary>{escape(record['sample_id'] + ', ' + stem.replace('_', ' '))}</summary>"
+            f"<details open><summary>{escape(record['sample_id'] + ', ' + moment)}</summary>"
             f"<pre>{escape(record['text'])}</pre>"
             f'<div class="thumbs">{pictures}</div><pre>{escape(chr(10).join(lines))}</pre></details>'
         )

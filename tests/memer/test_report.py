@@ -160,11 +160,20 @@ def test_sample_prompts_show_their_pictures(run: Path) -> None:
         "answer": '{"current_subtask": "x"}',
         "predicted": "rubbish",
     }
-    (run / "samples/step_000005.json").write_text(json.dumps({"samples": [sample]}))
+    (run / "samples/step_000005.json").write_text(json.dumps({"step": 5, "samples": [sample]}))
     text = write_report(run).read_text()
     assert "Task: &lt;image&gt;" in text
     assert "rubbish" in text
+    assert "episode_000004_t000008, step 5" in text
     assert len(Page(text).addresses) == 4
+
+
+def test_merges_show_their_scores_and_the_choice(run: Path) -> None:
+    rows = [{"alpha": a, "folder": f"alpha_{a:.2f}", "success": s} for a, s in ((0.5, 0.25), (1.0, None))]
+    (run / "merged").mkdir()
+    (run / "merged/table.json").write_text(json.dumps({"best": 0.5, "rows": rows}))
+    text = write_report(run).read_text()
+    assert re.search(r"0\.5 \(chosen\)</td><td>0\.25</td></tr><tr><td>1</td><td></td>", text)
 
 
 def test_rollouts_below_the_run_are_shown(run: Path) -> None:
