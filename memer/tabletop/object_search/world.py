@@ -14,6 +14,7 @@ from memer.tabletop.object_search import paint
 from memer.tabletop.object_search.layout import (
     BIN_HALF,
     BINS,
+    BLOCK_COLORS,
     DWELL_FRAMES,
     NUM_TARGETS,
     RETREAT_FRAMES,
@@ -23,7 +24,6 @@ from memer.tabletop.object_search.layout import (
     WHITE_BIN,
     WHITE_HALF,
 )
-from memer.tabletop.painting import COLORS
 from memer.tabletop.world import Measures, Thing, World
 
 
@@ -66,7 +66,7 @@ class ObjectSearchWorld(World):
 
     def _build(self, rng: np.random.Generator) -> None:
         num_things = int(rng.integers(3, 6))
-        colors = [str(c) for c in rng.permutation(list(COLORS))[:num_things]]
+        colors = [str(c) for c in rng.permutation(list(BLOCK_COLORS))[:num_things]]
         places = [str(place) for place in rng.permutation(list(BINS))]
         places += [str(place) for place in rng.permutation(list(BINS))][: num_things - len(BINS)]
         slots = {name: [int(s) for s in rng.permutation(2)] for name in BINS}
