@@ -128,7 +128,7 @@ def test_a_root_called_with_a_dict_is_the_plain_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert root.main({"outcome": "five"}) == 5
+    assert root.main({"outcome": "five", "run_dir": str(tmp_path)}) == 5
     assert not (tmp_path / "runs").exists()
 
 
