@@ -20,8 +20,10 @@ RELEASE_Z: Final[float] = 0.31
 NUM_TARGETS: Final[int] = 3
 #: Colours of the blocks, keys of `memer.tabletop.painting.COLORS`; six that nobody mistakes for each other.
 BLOCK_COLORS: Final[tuple[str, ...]] = ("red", "yellow", "green", "cyan", "blue", "purple")
-#: Frames with visible contents before a look ends; longer than the prediction horizon of 10 frames.
-DWELL_FRAMES: Final[tuple[int, int]] = (17, 21)
+#: Frames with visible contents before a look ends: the prediction horizon of 10 frames and as many again, so
+#: that two frames of the window show them when the next subtask is due. Nearly constant, so that the end can
+#: be told from the window.
+DWELL_FRAMES: Final[tuple[int, int]] = (19, 21)
 #: Frames that a take goes on after the release: the prediction horizon h*s at its defaults, so that the label
 #: that far ahead changes exactly when the new instruction can be read.
 RETREAT_FRAMES: Final[int] = 10
