@@ -24,6 +24,7 @@ class ClosedLoopScorer:
         split: `val` leaves the test episodes for the evaluation.
         seed: of the set of episodes.
         perturb: chance per second of a perturbation.
+        frame_size: edge of both views before they go into their slots, px; as in training.
         planner_stride: frames between two questions.
         batch_size: episodes in lockstep.
         device: where the model runs.
@@ -34,6 +35,7 @@ class ClosedLoopScorer:
     split: str = "val"
     seed: int = 0
     perturb: float = 0.0
+    frame_size: int = 128
     planner_stride: int = 5
     batch_size: int = 50
     device: str = "cpu"
@@ -44,7 +46,14 @@ class ClosedLoopScorer:
         episodes = (
             ClosedLoopEpisode(
                 index,
-                make_env(self.task, split=self.split, index=index, seed=self.seed, perturb=self.perturb),
+                make_env(
+                    self.task,
+                    split=self.split,
+                    index=index,
+                    seed=self.seed,
+                    perturb=self.perturb,
+                    frame_size=self.frame_size,
+                ),
                 make_controller(self.task),
             )
             for index in range(self.num_episodes)

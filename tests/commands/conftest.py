@@ -52,6 +52,7 @@ RULES = str(ROOT / "conf" / "rules" / "object_search.json")
 SHORT = [
     "experiment=memer_tabletop",
     f"view.rules={RULES}",
+    "scorer=none",
     "data.batch_size=4",
     "trainer.limit_val_batches=1",
     "callbacks.samples.count=1",
