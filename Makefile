@@ -20,7 +20,7 @@ $(SETUP): requirements.lock requirements-dev.lock requirements-test-nodeps.lock
 # The same commands as for a real data set; a demo that was stopped goes on where it was.
 DEMO := runs/demo
 DEMO_BUILD := source=tabletop source.task=object_search cameras.camera_keys=[base,wrist] \
-	cameras.view_width=32 cameras.view_height=32 source.frame_size=64
+	cameras.view_width=64 cameras.view_height=32 source.frame_size=64
 DEMO_EVAL := eval=closed_loop name=demo env.task=object_search env.num_episodes=100 env.frame_size=64
 
 demo: export OMP_NUM_THREADS = 2
