@@ -380,8 +380,11 @@ def test_an_adapter_is_scaled_by_alpha(tmp_path: Path, rslora: bool) -> None:
     merged = {a: merge_weights(base, adapter, tmp_path / f"out{a}", alpha=a) for a in (0, 0.3, 1)}
     for alpha, report in merged.items():
         weights = read_model(report.out)
-        expected = old[MATRIX].double() + alpha * scale * (up.double() @ down.double())
-        assert torch.equal(weights[MATRIX], expected.float().bfloat16()), alpha
+        exact = old[MATRIX].double() + alpha * scale * (up.double() @ down.double())
+        expected = exact.float().bfloat16()
+        # float32 arithmetic may land on the other side of a tie of the last cast, which is one step of bfloat16.
+        torch.testing.assert_close(weights[MATRIX], expected, rtol=2**-7, atol=1e-6)
+        assert (weights[MATRIX] != expected).double().mean() < 0.01, alpha
         assert same_bits(
             {n: t for n, t in weights.items() if n != MATRIX}, {n: old[n] for n in old if n != MATRIX}
         )

@@ -30,6 +30,7 @@ def main(cfg: dict[str, Any]) -> int | None:
         case "source":
             raise SourceUnavailableError("no such folder")
         case "interrupt":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         case "killed":
