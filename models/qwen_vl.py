@@ -38,6 +38,9 @@ Attention = Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 #: Patches that go through the tower at once; bounds its memory, not its result.
 TOWER_PATCHES = 16_384
 
+#: `config.model_type` of the bases whose towers, positions and features the code below reproduces.
+SUPPORTED_MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+
 #: Modules that layers with a recurrent state need before samples may share a row.
 LINEAR_ATTENTION_KERNELS = ("fla", "causal_conv1d")
 
@@ -65,12 +68,18 @@ def load_config(base: str | Path) -> PreTrainedConfig:
 
     Raises:
         SourceUnavailableError: nothing there.
-        UsageError: not an image-and-text model with a `visual` tower.
+        UsageError: no vision tower, or of a family whose tower and positions are not reproduced here; names
+            the model type and the supported ones.
     """
     config: PreTrainedConfig = _load(AutoConfig, base)
     if not hasattr(config, "vision_config") or not hasattr(config, "text_config"):
         raise UsageError(
             f"{base}: model type {config.model_type!r} has no vision tower; give a Qwen3-VL model"
+        )
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise UsageError(
+            f"{base}: model type {config.model_type!r} is not supported (its patches, positions or picture "
+            f"features differ); supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
     return config
 
@@ -85,7 +94,7 @@ def load_base(
 
     Raises:
         SourceUnavailableError: nothing there.
-        UsageError: not an image-and-text model.
+        UsageError: not a supported image-and-text model.
     """
     load_config(base)
     with no_progress_bars():

@@ -1,3 +1,4 @@
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_a_text_model_is_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UsageError, match="'qwen3' has no vision tower"):
         load_base(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl"])
+def test_a_family_with_another_tower_is_refused(base: Path, tmp_path: Path, model_type: str) -> None:
+    """28 px units and window attention: loading would work, and every picture would be read wrongly."""
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    (other / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for load in (load_config, load_base, lambda path: load_encoder(path, tiny_contract())):
+        with pytest.raises(UsageError, match=f"'{model_type}' is not supported.*qwen3_vl") as caught:
+            load(other)
+        assert "\n" not in str(caught.value)
+        assert str(other) in str(caught.value)
 
 
 def test_the_class_follows_the_configuration_not_the_path(base: Path, tmp_path: Path) -> None:
