@@ -177,6 +177,55 @@ def make_tiny_base(
     return out
 
 
+def tiny_config(size: TinySize, *, num_tokens: int) -> Qwen3VLConfig:
+    """The model configuration of a size.
+
+    Args:
+        size: of the model.
+        num_tokens: of the tokenizer, the special ones last; the embedding's rows are rounded up to 64.
+    """
+    ids: dict[str, Any] = {
+        token: num_tokens - len(SPECIAL_TOKENS) + k for k, token in enumerate(SPECIAL_TOKENS)
+    }
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": math.ceil(num_tokens / 64) * 64,
+            "hidden_size": size.model_dim,
+            "intermediate_size": size.feedforward_dim,
+            "num_hidden_layers": size.num_layers,
+            "num_attention_heads": size.num_heads,
+            "num_key_value_heads": size.num_key_value_heads,
+            "head_dim": size.head_dim,
+            "initializer_range": size.initializer_range,
+            "max_position_embeddings": 131_072,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5_000_000,
+                "mrope_section": size.mrope_section,
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "hidden_size": size.vision_dim,
+            "intermediate_size": size.vision_feedforward_dim,
+            "depth": size.vision_depth,
+            "num_heads": size.vision_heads,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": size.model_dim,
+            "num_position_embeddings": size.vision_positions,
+            "deepstack_visual_indexes": list(range(1, size.vision_depth)),
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+
+
 def _train_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -231,44 +280,8 @@ def _write_processors(out: Path, *, min_pixels: int, max_pixels: int) -> None:
 
 
 def _write_model(out: Path, tokenizer: Tokenizer, *, size: TinySize, seed: int) -> None:
-    ids: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
-    config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": math.ceil(tokenizer.get_vocab_size() / 64) * 64,
-            "hidden_size": size.model_dim,
-            "intermediate_size": size.feedforward_dim,
-            "num_hidden_layers": size.num_layers,
-            "num_attention_heads": size.num_heads,
-            "num_key_value_heads": size.num_key_value_heads,
-            "head_dim": size.head_dim,
-            "initializer_range": size.initializer_range,
-            "max_position_embeddings": 131_072,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 5_000_000,
-                "mrope_section": size.mrope_section,
-                "mrope_interleaved": True,
-            },
-            "tie_word_embeddings": True,
-        },
-        vision_config={
-            "hidden_size": size.vision_dim,
-            "intermediate_size": size.vision_feedforward_dim,
-            "depth": size.vision_depth,
-            "num_heads": size.vision_heads,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": size.model_dim,
-            "num_position_embeddings": size.vision_positions,
-            "deepstack_visual_indexes": list(range(1, size.vision_depth)),
-        },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=True,
-    )
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    config = tiny_config(size, num_tokens=tokenizer.get_vocab_size())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config)

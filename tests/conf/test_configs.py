@@ -42,6 +42,7 @@ def cases() -> list[tuple[str, list[str]]]:
     found += [("train", [f"experiment={name}", *TRAIN]) for name in options("experiment")]
     for group in ("contract", "model", "lora", "trainer", "logger", "scorer"):
         found += [("train", [f"{group}={name}", *TRAIN]) for name in options(group)]
+    found += [("describe", [f"experiment={name}"]) for name in options("experiment")]
     found += [("eval", [f"eval={name}", *more]) for name, more in EVAL.items()]
     found += [("eval", ["eval=closed_loop", f"planner={name}"]) for name in options("planner")]
     found += [("build", [*BUILD[1:], f"source={name}"]) for name in options("source")]
@@ -93,7 +94,7 @@ def test_every_file_below_conf_is_reached() -> None:
     parts = {"callbacks", "data", "view", "sweep", "eval"}
     left = {path for path in groups - reached if path.split("/")[0] not in parts}
     assert not left, f"add these to cases(): {sorted(left)}"
-    known = {"train.yaml", "eval.yaml", "build.yaml"}
+    known = {"train.yaml", "eval.yaml", "build.yaml", "describe.yaml"}
     assert {path.name for path in CONF_DIR.glob("*.yaml")} == known
 
 
@@ -122,7 +123,7 @@ def test_experiments_are_short_and_say_how_to_run_them() -> None:
 
 def test_the_roots_are_commands_without_work_at_import() -> None:
     """Only a guarded main() call: everything else at the top would run in every importing process."""
-    for path in (REPO / "train.py", REPO / "eval.py", REPO / "data/build.py"):
+    for path in (REPO / "train.py", REPO / "eval.py", REPO / "data/build.py", REPO / "models/describe.py"):
         tree = ast.parse(path.read_text())
         calls = [n for n in tree.body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
         assert not calls, path
