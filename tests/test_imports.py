@@ -3,10 +3,13 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).parents[1]
 OURS = ("memer", "data", "models", "callbacks", "conf")
@@ -142,6 +145,54 @@ def test_a_hidden_import_is_found(file: str, text: str) -> None:
 )
 def test_an_allowed_import_is_not(file: str, text: str) -> None:
     assert not violations(REPO / file, text)
+
+
+#: Import name -> distribution, where they differ.
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
+
+
+def project_table() -> dict:
+    return tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def declared(lines: list[str]) -> dict[str, Requirement]:
+    found = [Requirement(line) for line in lines]
+    return {canonicalize_name(requirement.name): requirement for requirement in found}
+
+
+def third_party_imports() -> dict[str, str]:
+    """Distribution -> a file that imports it."""
+    found: dict[str, str] = {}
+    for path in source_files():
+        for line, root in imported_roots(ast.parse(path.read_text(encoding="utf-8"))):
+            if root not in sys.stdlib_module_names and root not in OURS:
+                name = canonicalize_name(DISTRIBUTIONS.get(root, root))
+                found.setdefault(name, f"{path.relative_to(REPO)}:{line}")
+    return found
+
+
+def test_every_imported_package_is_declared() -> None:
+    """A package that arrives only through another one may vanish with it."""
+    project = project_table()
+    extras = project["optional-dependencies"]
+    known = declared(project["dependencies"]) | declared(
+        [line for name, lines in extras.items() if name != "dev" for line in lines]
+    )
+    imported = third_party_imports()
+    assert {"torch", "pillow", "hydra-core"} <= set(imported)
+    missing = {name: where for name, where in imported.items() if name not in known}
+    assert not missing, "\n".join(f"{where} imports {name}" for name, where in missing.items())
+
+
+def test_the_lock_satisfies_what_is_declared() -> None:
+    lines = (REPO / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+    pinned = {canonicalize_name(name): version.split()[0] for name, version in pinned.items()}
+    requirements = declared(project_table()["dependencies"])
+    absent = sorted(set(requirements) - set(pinned))
+    assert not absent, f"not in requirements.lock: {absent}"
+    for name, requirement in requirements.items():
+        assert requirement.specifier.contains(pinned[name]), f"{requirement} against {pinned[name]}"
 
 
 def modules_after(statement: str) -> set[str]:
