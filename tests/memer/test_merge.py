@@ -382,7 +382,7 @@ def test_an_adapter_is_scaled_by_alpha(tmp_path: Path, rslora: bool) -> None:
         weights = read_model(report.out)
         exact = old[MATRIX].double() + alpha * scale * (up.double() @ down.double())
         expected = exact.float().bfloat16()
-        # float32 arithmetic may land on the other side of a tie of the last cast, which is one step of bfloat16.
+        # float32 arithmetic may land on the other side of a tie of the last cast: one step of bfloat16.
         torch.testing.assert_close(weights[MATRIX], expected, rtol=2**-7, atol=1e-6)
         assert (weights[MATRIX] != expected).double().mean() < 0.01, alpha
         assert same_bits(
