@@ -1,5 +1,6 @@
 """Score a planner: `python eval.py eval=offline|closed_loop|compare ...` (conf/eval.yaml)."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,9 +41,29 @@ NUM_DEMONSTRATIONS = 20
 _FREE_SETTINGS = ("name", "run_id", "run_dir", "group", "device", "batch_size", "frames", "allow_mismatch")
 
 
+class FirstFew(logging.Filter):
+    """Lets the first records through: a planner that is lost draws the same warning in every episode.
+
+    Args:
+        count: records let through, at least 1; the last of them says that it is.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show `record`."""
+        self.left -= 1
+        if self.left == 0:
+            record.msg, record.args = f"{record.getMessage()} (further ones are not shown)", ()
+        return self.left >= 0
+
+
 @hydra_root("eval")
 def main(cfg: dict[str, Any]) -> int | None:
     """Dispatch on the mode."""
+    logging.getLogger("memer.memory").addFilter(FirstFew(3))
     if cfg["mode"] == "offline":
         return evaluate_offline(cfg)
     if cfg["mode"] == "closed_loop":
