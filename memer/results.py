@@ -1,8 +1,6 @@
 """The files of a finished evaluation: summary.json, episodes.json, label_metrics.json, predictions.jsonl."""
 
 import itertools
-import json
-import os
 import platform
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memer.closed_loop import COUNTED
+from memer.folders import write_json
 from memer.frame_log import FrameLog
 from memer.intervals import bootstrap_interval, wilson_interval
 from memer.journal import RolloutJournal
@@ -21,13 +20,6 @@ from memer.metrics import episode_row, label_table, latency_summary, summarize
 
 #: A closed-loop run with a larger share of episodes lost to infrastructure is marked invalid.
 MAX_ERROR_SHARE = 0.02
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Indented UTF-8 JSON, beside first, then renamed."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def write_offline(
