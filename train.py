@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from callbacks.checkpoint import newest_checkpoint
 from conf.instantiate import instantiate
 from conf.launch import hydra_root
 from memer.contract import Contract
+from memer.errors import UsageError
 from memer.folders import write_json
 from models.tiny import make_tiny_base, planner_corpus
 
@@ -53,15 +55,14 @@ def main(cfg: dict[str, Any]) -> None:
     data.bind(module.make_collator())
     module.contract.save(run_dir)
 
-    trainer = instantiate(
-        cfg["trainer"],
-        where="trainer",
-        default_root_dir=str(run_dir),
-        callbacks=[
-            with_run_dir(node, run_dir, where=name) for name, node in cfg["callbacks"].items() if node
-        ],
-        logger=[with_run_dir(node, run_dir, where=name) for name, node in cfg["logger"].items() if node],
-    )
+    parts = {
+        group: [with_run_dir(node, run_dir, where=name) for name, node in cfg[group].items() if node]
+        for group in ("callbacks", "logger")
+    }
+    try:
+        trainer = instantiate(cfg["trainer"], where="trainer", default_root_dir=str(run_dir), **parts)
+    except MisconfigurationException as error:
+        raise UsageError(f"trainer: {error}; without a GPU use trainer=cpu and a tiny experiment") from error
     if checkpoint is not None:
         log.info("going on from %s", checkpoint)
     trainer.fit(module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.commands.conftest import SHORT, check, command_environment, command_line, run_in
 
@@ -66,6 +67,12 @@ def test_a_killed_run_goes_on_to_the_same_weights(shards: Path, tmp_path: Path) 
         ("view.rules=no_rules.json", 3, "no_rules.json"),
         ("contract.windows.frame_subsample=0", 2, "frame_subsample"),
         ("model.module.max_length=40", 1, "max_length=40"),
+        pytest.param(
+            "trainer=gpu",
+            2,
+            "trainer=cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so it is no mistake"),
+        ),
     ],
 )
 def test_mistakes_are_one_line(shards: Path, tmp_path: Path, override: str, code: int, words: str) -> None:
