@@ -7,24 +7,18 @@ difference is an error that shows the differing fields.
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.plan_settings import PlanSettings
+from memer.settings import build, merge, require, require_counts
 
 CONTRACT_VERSION = 1
 CONTRACT_FILE = "contract.json"
 
 MemoryForm = Literal["none", "short", "long", "text", "image", "image_text"]
-
-T = TypeVar("T")
-
-
-def _require(condition: bool, owner: object, name: str, accepted: str) -> None:
-    """Raise a UsageError that names class, field, value and what would be accepted."""
-    if not condition:
-        raise UsageError(f"{type(owner).__name__}.{name}: {getattr(owner, name)!r}, must be {accepted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +40,14 @@ class WindowSettings:
     merge_distance: int = 5
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("frame_subsample", 1),
-            ("recent_frames_length", 1),
-            ("keyframes_length", 0),
-            ("prediction_horizon", 0),
-            ("merge_distance", 0),
-        ):
-            value = getattr(self, name)
-            _require(type(value) is int and value >= least, self, name, f"an integer >= {least}")
+        require_counts(
+            self,
+            frame_subsample=1,
+            recent_frames_length=1,
+            keyframes_length=0,
+            prediction_horizon=0,
+            merge_distance=0,
+        )
 
     @property
     def horizon_frames(self) -> int:
@@ -97,12 +90,12 @@ class CameraLayout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "camera_keys", tuple(self.camera_keys))
         keys_fine = bool(self.camera_keys) and len(set(self.camera_keys)) == len(self.camera_keys)
-        _require(keys_fine, self, "camera_keys", "a non-empty list of different camera keys")
-        _require(self.view_width >= 1, self, "view_width", "a positive number of pixels")
-        _require(self.view_height >= 1, self, "view_height", "a positive number of pixels")
-        _require(self.stack_mode in ("per_view", "public"), self, "stack_mode", "per_view or public")
-        _require(self.fit in ("stretch", "letterbox"), self, "fit", "stretch or letterbox")
-        _require(1 <= self.jpeg_quality <= 95, self, "jpeg_quality", "between 1 and 95")
+        require(keys_fine, self, "camera_keys", "a non-empty list of different camera keys")
+        require(self.view_width >= 1, self, "view_width", "a positive number of pixels")
+        require(self.view_height >= 1, self, "view_height", "a positive number of pixels")
+        require(self.stack_mode in ("per_view", "public"), self, "stack_mode", "per_view or public")
+        require(self.fit in ("stretch", "letterbox"), self, "fit", "stretch or letterbox")
+        require(1 <= self.jpeg_quality <= 95, self, "jpeg_quality", "between 1 and 95")
 
     @property
     def stacked_size(self) -> tuple[int, int]:
@@ -136,6 +129,7 @@ class PromptSettings:
         answer_positions: whether the answer carries `keyframe_positions`.
         ensure_ascii: escape non-ASCII characters in the answer.
         fold_system: put the system text in front of the user text, without a system turn.
+        form: what a question shows: `windows` of recent and remembered frames, or the finished `segments`.
     """
 
     system_text: str = DEFAULT_SYSTEM_TEXT
@@ -149,10 +143,12 @@ class PromptSettings:
     answer_positions: bool = True
     ensure_ascii: bool = False
     fold_system: bool = False
+    form: Literal["windows", "segments"] = "windows"
 
     def __post_init__(self) -> None:
-        _require(self.segment_whitespace in ("strip", "keep"), self, "segment_whitespace", "strip or keep")
-        _require(self.answer_style in ("spaced", "compact"), self, "answer_style", "spaced or compact")
+        require(self.segment_whitespace in ("strip", "keep"), self, "segment_whitespace", "strip or keep")
+        require(self.answer_style in ("spaced", "compact"), self, "answer_style", "spaced or compact")
+        require(self.form in ("windows", "segments"), self, "form", "windows or segments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +168,7 @@ class Contract:
         rules_hash: SHA-256 of the canonical keyframe rules, empty before rules are bound.
         model_family: `config.model_type` of the base model, empty before a model is bound.
         statistics: feature -> {mean, std, min, max} lists, from training data only.
+        plan: canvas, codec, text and switches of a plan-following policy; None for a planner alone.
         version: version of this form.
     """
 
@@ -187,23 +184,33 @@ class Contract:
     rules_hash: str = ""
     model_family: str = ""
     statistics: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    plan: PlanSettings | None = None
     version: int = CONTRACT_VERSION
 
     def __post_init__(self) -> None:
-        _require(self.fps > 0, self, "fps", "positive")
-        _require(
-            0 < self.min_pixels <= self.max_pixels, self, "min_pixels", "positive and at most max_pixels"
-        )
+        require(self.fps > 0, self, "fps", "positive")
+        require(0 < self.min_pixels <= self.max_pixels, self, "min_pixels", "positive and at most max_pixels")
         forms = ("none", "short", "long", "text", "image", "image_text")
-        _require(self.memory_form in forms, self, "memory_form", "one of " + ", ".join(forms))
-        _require(self.memory_mode in ("strict", "compat"), self, "memory_mode", "strict or compat")
-        _require(self.history_length >= 0, self, "history_length", ">= 0")
+        require(self.memory_form in forms, self, "memory_form", "one of " + ", ".join(forms))
+        require(self.memory_mode in ("strict", "compat"), self, "memory_mode", "strict or compat")
+        require(self.history_length >= 0, self, "history_length", ">= 0")
         # Lists read back from JSON become tuples, so that a contract equals its copy from a file.
         frozen = {
             feature: {key: tuple(numbers) for key, numbers in entries.items()}
             for feature, entries in self.statistics.items()
         }
         object.__setattr__(self, "statistics", frozen)
+        if self.plan is not None:
+            self._check_plan_cameras(self.plan)
+
+    def _check_plan_cameras(self, plan: PlanSettings) -> None:
+        known = self.cameras.camera_keys
+        for name, keys in (("canvas", plan.canvas.cameras), ("head_camera", (plan.head_camera,))):
+            missing = [key for key in keys if key not in known]
+            if missing:
+                raise UsageError(
+                    f"Contract.plan.{name}: no camera {missing[0]!r}; cameras.camera_keys: {', '.join(known)}"
+                )
 
     @property
     def shown_windows(self) -> WindowSettings:
@@ -225,18 +232,14 @@ class Contract:
         return "text" in self.memory_form
 
     def updated(self, values: Mapping[str, Any]) -> "Contract":
-        """A copy with some fields set, as a configuration gives them: nested groups merge, None keeps.
+        """A copy with some fields set, as a configuration gives them: groups merge at any depth, None keeps.
 
         Raises:
             MemerError: an unknown field, by name.
         """
-        merged = self.to_dict()
-        for name, value in values.items():
-            if isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
-                chosen = {key: item for key, item in value.items() if item is not None}
-                merged[name] = {**merged[name], **chosen}
-            elif value is not None:
-                merged[name] = value
+        merged = merge(self.to_dict(), values)
+        # Statistics of one feature belong together: taken whole, never mixed from two data sets.
+        merged["statistics"] = {**self.statistics, **(values.get("statistics") or {})}
         return Contract.from_dict(merged, where="contract settings")
 
     def to_dict(self) -> dict[str, Any]:
@@ -257,8 +260,10 @@ class Contract:
         kwargs: dict[str, Any] = dict(values)
         for name, kind in nested.items():
             if name in kwargs:
-                kwargs[name] = _build(kind, kwargs[name], where=f"{where}: {name}")
-        return _build(cls, kwargs, where=where)
+                kwargs[name] = build(kind, kwargs[name], where=f"{where}: {name}")
+        if kwargs.get("plan") is not None:
+            kwargs["plan"] = PlanSettings.from_dict(kwargs["plan"], where=f"{where}: plan")
+        return build(cls, kwargs, where=where)
 
     def save(self, folder: Path | str) -> Path:
         """Write `contract.json` into `folder`, beside first, then renamed."""
@@ -314,14 +319,6 @@ class Contract:
             raise MemerError(
                 f"contract mismatch, {what}: {listed}; if meant, name the field in allow_mismatch=[...]"
             )
-
-
-def _build(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise MemerError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return kind(**values)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from memer.contract import CameraLayout, Contract, WindowSettings
+from memer.contract import CameraLayout, Contract, PromptSettings, WindowSettings
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.plan_settings import CanvasLayout, CanvasRegion, CodecSettings, PlanSettings
 
 
 def make_contract(**changes: object) -> Contract:
@@ -68,3 +69,48 @@ def test_memory_forms_choose_what_is_shown(form: str, recent: int, memory: int) 
 def test_no_memory_length_means_none_in_every_form() -> None:
     contract = make_contract(windows=WindowSettings(keyframes_length=0))
     assert contract.shown_windows.keyframes_length == 0
+
+
+def make_plan(**changes: object) -> PlanSettings:
+    region = CanvasRegion(camera="base", y=0, x=0, height=32, width=32)
+    canvas = CanvasLayout(height=32, width=32, regions=(region,))
+    return PlanSettings(canvas=canvas, **changes)  # type: ignore[arg-type]
+
+
+def test_a_contract_with_a_plan_survives_its_file(tmp_path: Path) -> None:
+    contract = make_contract(plan=make_plan(action_horizon=32), prompt=PromptSettings(form="segments"))
+    contract.save(tmp_path)
+    assert Contract.load(tmp_path) == contract
+
+
+def test_a_contract_from_before_plans_still_loads() -> None:
+    values = make_contract().to_dict()
+    del values["plan"], values["prompt"]["form"]
+    assert Contract.from_dict(values) == make_contract()
+
+
+def test_plan_settings_merge_at_any_depth_and_differ_by_name() -> None:
+    contract = make_contract(plan=make_plan())
+    changed = contract.updated({"plan": {"codec": {"spatial_ratio": 2, "channels": 48, "kind": None}}})
+    assert changed.plan is not None
+    assert changed.plan.codec == CodecSettings(spatial_ratio=2, channels=48)
+    assert changed.plan.canvas == make_plan().canvas
+    assert set(contract.differences(changed)) == {"plan.codec.spatial_ratio", "plan.codec.channels"}
+    with pytest.raises(MemerError, match="plan: codec: unknown field 'ratio'"):
+        contract.updated({"plan": {"codec": {"ratio": 2}}})
+
+
+def test_a_plan_can_be_given_to_a_contract_without_one() -> None:
+    values = make_contract(plan=make_plan()).to_dict()["plan"]
+    assert make_contract().updated({"plan": values}).plan == make_plan()
+    with pytest.raises(MemerError, match="canvas"):
+        make_contract().updated({"plan": {"plan_frames": 8}})
+
+
+def test_the_plans_cameras_must_be_the_contracts() -> None:
+    region = CanvasRegion(camera="head", y=0, x=0, height=32, width=32)
+    plan = PlanSettings(canvas=CanvasLayout(height=32, width=32, regions=(region,)))
+    with pytest.raises(UsageError, match=r"plan.canvas: no camera 'head'; cameras.camera_keys: base, wrist"):
+        make_contract(plan=plan)
+    with pytest.raises(UsageError, match=r"plan.head_camera: no camera 'top'"):
+        make_contract(plan=make_plan(head_camera="top"))
