@@ -16,7 +16,7 @@ class TabletopSource:
     """Scripted demonstrations of one task.
 
     Attributes:
-        task: object_search, counting_scoops or dust_and_replace.
+        task: one of memer.tabletop.TASKS.
         split: train, val or test; the episodes of different splits never coincide.
         num_episodes: episode numbers run from 0.
         seed: of the whole set.
@@ -80,14 +80,16 @@ class TabletopSource:
         perturbations: Counter[str] = Counter()
         for index in self.indices():
             labels: list[str | None] = []
+            segment_ids: list[int] = []
             step = None
             for step in demonstration_steps(
                 self.task, split=self.split, index=index, seed=self.seed, perturb=self.perturb
             ):
                 labels.append(step.subtask)
+                segment_ids.append(step.segment_id)
             assert step is not None, "a demonstration has at least one step"
             frames += len(labels)
-            segments.update(segment.label for segment in segments_from_labels(labels))
+            segments.update(segment.label for segment in segments_from_labels(labels, segment_ids))
             perturbations.update(kind for _, kind in step.world.perturbations.events)
             successes += bool(step.world.measures()["success"])
         return {

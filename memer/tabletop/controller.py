@@ -34,12 +34,24 @@ class SubtaskController(ABC):
             raise ValueError(f"SubtaskController.speed: {speed!r}, must lie in (0, 1]")
         self.speed = speed
         self.status = "done"
+        #: Number of the command in force, and whether this step is the first of it.
+        self.command_id: int | None = None
+        self.new_command = True
 
-    def act(self, world: World, subtask: str | None) -> Action:
-        """One action, float32[4], that carries on `subtask`; None (nothing said yet) holds still."""
+    def act(self, world: World, subtask: str | None, *, command_id: int | None = None) -> Action:
+        """One action, float32[4], that carries on `subtask`.
+
+        Args:
+            world: where to act.
+            subtask: text to obey; None (nothing said yet) holds still.
+            command_id: changes whenever a new command is given, also one of the same text (e.g. the number of
+                the segment). Only tasks whose texts repeat look at it; None: the caller does not count.
+        """
         if world.task != self.task:
             raise ValueError(f"a controller for {self.task} cannot act in a world of {world.task}")
         text = None if subtask is None else normalize_label(subtask)
+        self.new_command = command_id is None or command_id != self.command_id
+        self.command_id = command_id
         action = None if text is None else self._obey(world, text)
         if text is None or action is None:
             self.status = "unknown"

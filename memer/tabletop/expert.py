@@ -27,12 +27,14 @@ class DemonstrationStep:
         world: the world at this step; the same object in every step.
         instruction: in force.
         subtask: label of the expert.
+        segment_id: sets segments of the same label that follow each other apart.
         action: float32[4], about to be applied.
     """
 
     world: World
     instruction: str
     subtask: str
+    segment_id: int
     action: NDArray[np.float32]
 
 
@@ -58,9 +60,9 @@ def demonstration_steps(
     style = episode_streams(task, split=split, index=index, seed=seed)[2]
     controller = make_controller(task, speed=float(style.uniform(*SPEEDS)))
     while not world.demonstration_finished:
-        subtask = world.expert_subtask()
+        segment_id, subtask = world.expert_segment()
         action = controller.act(world, subtask)
-        yield DemonstrationStep(world, world.instruction, subtask, action)
+        yield DemonstrationStep(world, world.instruction, subtask, segment_id, action)
         if world.step_count >= MAX_DEMONSTRATION:
             raise MemerError(
                 f"{task} {split} episode {index} seed {seed}: the expert needs more than {MAX_DEMONSTRATION} "
@@ -93,7 +95,7 @@ def demonstrate(
     Returns:
         State float32[T, 4] (x, y, z, grip), action float32[T, 4], cameras base and wrist.
     """
-    states, actions, labels = [], [], []
+    states, actions, labels, segment_ids = [], [], [], []
     frames: dict[str, list[NDArray[np.uint8]]] = {key: [] for key in CAMERA_KEYS}
     spans: list[InstructionSpan] = []
     world: World | None = None
@@ -102,6 +104,7 @@ def demonstrate(
         states.append(world.state)
         actions.append(step.action)
         labels.append(step.subtask)
+        segment_ids.append(step.segment_id)
         for key, view in world.paint(frame_size).items():
             frames[key].append(view)
         if not spans or spans[-1].text != step.instruction:
@@ -115,7 +118,7 @@ def demonstrate(
         state=np.stack(states),
         action=np.stack(actions),
         instructions=tuple(spans),
-        segments=segments_from_labels(labels),
+        segments=segments_from_labels(labels, segment_ids),
         metadata={
             "task": task,
             "split": split,

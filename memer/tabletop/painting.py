@@ -73,6 +73,25 @@ class Canvas:
         self.box(u, v, half_width - edge, half_height - edge, color)
 
 
+#: Least edge at which pictures that are shrunk afterwards are drawn, px.
+FINE_SIZE: Final[int] = 128
+
+
+def oversampling(size: int) -> int:
+    """Factor by which to draw larger than `size`, so that small pictures show motion below a pixel."""
+    return max(1, -(-FINE_SIZE // size))
+
+
+def shrink(pixels: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
+    """Mean over squares of `factor` pixels, uint8[S * factor, S * factor, 3] -> uint8[S, S, 3]."""
+    if factor == 1:
+        return pixels
+    size = pixels.shape[0] // factor
+    blocks = pixels.reshape(size, factor, size, factor, 3)
+    small: NDArray[np.uint8] = np.rint(blocks.mean(axis=(1, 3), dtype=np.float32)).astype(np.uint8)
+    return small
+
+
 def project(x: float, y: float, z: float) -> tuple[float, float]:
     """World to base view (0..1, origin top left): seen from above at a slant, height lifts on the screen."""
     return x, 0.95 - 0.8 * y - 0.45 * z

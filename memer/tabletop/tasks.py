@@ -13,17 +13,30 @@ from memer.tabletop.dust_and_replace.world import DustAndReplaceWorld
 from memer.tabletop.object_search.controller import ObjectSearchController
 from memer.tabletop.object_search.world import ObjectSearchWorld
 from memer.tabletop.perturbations import Perturbations
+from memer.tabletop.press_button.controller import PressButtonController
+from memer.tabletop.press_button.world import PressButtonWorld
 from memer.tabletop.world import World
 
 Split = Literal["train", "val", "test"]
 SPLITS: Final[tuple[str, ...]] = get_args(Split)
 
 _WORLDS: Final[dict[str, type[World]]] = {
-    world.task: world for world in (ObjectSearchWorld, CountingScoopsWorld, DustAndReplaceWorld)
+    world.task: world
+    for world in (
+        ObjectSearchWorld,
+        CountingScoopsWorld,
+        DustAndReplaceWorld,
+        PressButtonWorld,
+    )
 }
 _CONTROLLERS: Final[dict[str, type[SubtaskController]]] = {
     controller.task: controller
-    for controller in (ObjectSearchController, CountingScoopsController, DustAndReplaceController)
+    for controller in (
+        ObjectSearchController,
+        CountingScoopsController,
+        DustAndReplaceController,
+        PressButtonController,
+    )
 }
 TASKS: Final[tuple[str, ...]] = tuple(_WORLDS)
 

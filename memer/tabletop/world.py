@@ -117,6 +117,18 @@ class World(ABC):
     def expert_subtask(self) -> str:
         """The subtask that the scripted expert has in force at this step (privileged)."""
 
+    @property
+    def segment_id(self) -> int:
+        """Number that tells apart segments of the same text that follow each other (privileged).
+
+        A task whose texts never repeat in a row leaves it at 0.
+        """
+        return 0
+
+    def expert_segment(self) -> tuple[int, str]:
+        """(segment_id, text) of the expert at this step; changes exactly when a segment ends (privileged)."""
+        return self.segment_id, self.expert_subtask()
+
     @abstractmethod
     def paint(self, size: int) -> dict[str, NDArray[np.uint8]]:
         """Camera key -> uint8[size, size, 3], RGB."""

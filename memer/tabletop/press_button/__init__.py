@@ -1,0 +1,1 @@
+"""Press button: two buttons, each a given number of times, then a third one to confirm."""
