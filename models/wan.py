@@ -39,6 +39,7 @@ __all__ = [
     "rope_1d",
     "rope_rows",
     "rotate",
+    "text_keys",
     "time_embedding",
     "tiny_config",
 ]
@@ -47,8 +48,8 @@ __all__ = [
 KeyValue = tuple[Tensor, Tensor]
 
 #: Tokens (a slice of S) and the text that they see, after the text MLP: [B, M, H], or [B, G, M, H] when the
-#: slice consists of G equal runs with a text of their own.
-TextGroup = tuple[slice, Tensor]
+#: slice consists of G equal runs with a text of their own; or the keys and values of such a text [B, M, H].
+TextGroup = tuple[slice, Tensor | KeyValue]
 
 
 class Modulation(NamedTuple):
@@ -182,6 +183,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     return y.transpose(1, 2).flatten(2).type_as(q)
 
 
+def text_keys(block: nn.Module, text: Tensor) -> KeyValue:
+    """Keys and values of a block's cross-attention for text [B, M, H] (after the text MLP)."""
+    attn = block.attn2
+    k = attn.norm_k(attn.to_k(text)).unflatten(2, (attn.heads, -1))
+    return k, attn.to_v(text).unflatten(2, (attn.heads, -1))
+
+
 def _cross(block: nn.Module, x: Tensor, text_groups: Sequence[TextGroup]) -> Tensor:
     """Cross-attention of every token to the text of its group; the groups must cover x in order."""
     attn = block.attn2
@@ -195,11 +203,10 @@ def _cross(block: nn.Module, x: Tensor, text_groups: Sequence[TextGroup]) -> Ten
             )
         end = stop
         part = q[:, start:stop]
-        if text.dim() == 4:  # G runs with their own text: fold them into the batch
+        if isinstance(text, Tensor) and text.dim() == 4:  # G runs of their own text, folded into the batch
             part = part.unflatten(1, (text.shape[1], -1)).flatten(0, 1)
             text = text.flatten(0, 1)
-        k = attn.norm_k(attn.to_k(text)).unflatten(2, (attn.heads, -1))
-        v = attn.to_v(text).unflatten(2, (attn.heads, -1))
+        k, v = text_keys(block, text) if isinstance(text, Tensor) else text
         pieces.append(attend(part, k, v).reshape(x.shape[0], stop - start, -1))
     if end != x.shape[1]:
         raise ValueError(f"text groups end at token {end} of {x.shape[1]}")
