@@ -1,4 +1,4 @@
-"""The planner's data module: exact epochs, mixtures, and a position that survives a kill.
+"""The data module of every view: exact epochs, mixtures, and a position that survives a kill.
 
 The saved position is the number of training batches all ranks have consumed. The order depends on data,
 view, seed, batch size and lanes, so a resume refuses a change of these, and works with other numbers of
@@ -6,7 +6,6 @@ loader workers or ranks.
 """
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -19,14 +18,13 @@ from data.dataset import ChosenShards, SampleTable, TrainBatches, ValidationBatc
 from data.order import OrderSettings
 from data.shards import Moments, ShardSet
 from data.sources import json_hash
+from data.views.base import Sample, View, ViewConfig
 from data.views.frames import FrameCache
-from data.views.planner import PlannerViewConfig, plan_histograms
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
-from memer.sample import PlannerSample
 from memer.windows import even_indices
 
-Collate = Callable[[list[PlannerSample]], Any]
+Collate = Callable[[list[Sample]], Any]
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +37,12 @@ _CHOSEN_BY_RUN = (
     "memory_form",
     "memory_mode",
     "history_length",
+    "plan",
 )
 
 
-class PlannerDataModule(lightning.LightningDataModule):
-    """Planner samples from one or several shard directories.
+class ShardDataModule(lightning.LightningDataModule):
+    """Samples of one view from one or several shard directories.
 
     Args:
         train: data set name -> {root, weight, episodes}. `weight` is how often each sample is used per epoch
@@ -70,7 +69,7 @@ class PlannerDataModule(lightning.LightningDataModule):
         *,
         train: Mapping[str, Mapping[str, Any]],
         val: Mapping[str, Mapping[str, Any]] | None,
-        view: PlannerViewConfig,
+        view: ViewConfig,
         batch_size: int,
         num_workers: int,
         seed: int,
@@ -113,31 +112,32 @@ class PlannerDataModule(lightning.LightningDataModule):
         _check_disjoint(self._train, self._val)
         data_contract = _common_contract({**self._train, **{f"val {n}": c for n, c in self._val.items()}})
         data_contract = replace(data_contract, statistics=_statistics(self._train, statistics))
-        self.train_view = view.bind(data_contract)
+        self.train_view: View = view.bind(data_contract)
         self.contract: Contract = self.train_view.contract
+        _check_columns({**self._train, **self._val}, self.train_view)
         self.train_table = SampleTable(self._train, self.train_view)
         self.val_table = SampleTable(
             self._val, view.bind(data_contract, sample_stride=val_sample_stride, plain=True)
         )
         self._check_lanes()
 
-    def bind(self, collate: Collate) -> "PlannerDataModule":
+    def bind(self, collate: Collate) -> "ShardDataModule":
         """Set what makes batches of samples; needs the model's tokenizer, so it comes late."""
         self._collate = collate
         return self
 
     def describe(self) -> dict[str, Any]:
-        """Histograms of labels, positions and memory images per part, as plain JSON values."""
+        """The view's histograms per part, as plain JSON values."""
         return {
-            "train": plan_histograms(self.train_table.plans),
-            "val": plan_histograms(self.val_table.plans),
+            "train": self.train_view.histograms(self.train_table.plans),
+            "val": self.train_view.histograms(self.val_table.plans),
             "sources": {
                 name: {"root": str(c.shards.root), "episodes": len(c.episodes), "weight": c.weight}
                 for name, c in self._train.items()
             },
         }
 
-    def example_samples(self, count: int) -> list[PlannerSample]:
+    def example_samples(self, count: int) -> list[Sample]:
         """The same samples at every call, spread over the validation data, else over the training data."""
         table = self.val_table if len(self.val_table) else self.train_table
         frames = FrameCache(max_bytes=self._cache_bytes)
@@ -261,9 +261,9 @@ class PlannerDataModule(lightning.LightningDataModule):
                 f"decoded more than once; set data.lanes={readers * max(1, order.lanes // readers)}",
                 stacklevel=2,
             )
-        needed = -(-order.lanes // readers) * order.chunk_clips * self._clip_bytes()
+        needed = -(-order.lanes // readers) * order.chunk_clips * self.train_view.clip_bytes(order.clip_steps)
         everything = sum(c.shards.num_frames(i) for c in self._train.values() for i in c.episodes)
-        needed = min(needed, everything * self._frame_bytes())
+        needed = min(needed, everything * self.train_view.frame_bytes)
         if needed > self._cache_bytes:
             warnings.warn(
                 f"data.cache_mib={self._cache_bytes // 1024**2}: the open chunks of a worker need about "
@@ -272,20 +272,8 @@ class PlannerDataModule(lightning.LightningDataModule):
                 stacklevel=2,
             )
 
-    def _frame_bytes(self) -> int:
-        width, height = self.contract.cameras.stacked_size
-        return 3 * width * height
 
-    def _clip_bytes(self) -> int:
-        """Decoded frames of one clip: its steps' windows and the memory on each phase of the grid."""
-        windows, stride = self.contract.shown_windows, self.train_view.sample_stride
-        grid = math.gcd(stride, windows.frame_subsample)
-        frames = (self._order.clip_steps * stride + windows.span_frames) // grid
-        phases = min(self._order.clip_steps, windows.frame_subsample // grid)
-        return (frames + windows.keyframes_length * phases) * self._frame_bytes()
-
-
-def _as_list(samples: list[PlannerSample]) -> list[PlannerSample]:
+def _as_list(samples: list[Sample]) -> list[Sample]:
     return samples
 
 
@@ -339,6 +327,18 @@ def _common_contract(chosen: Mapping[str, ChosenShards]) -> Contract:
             allow=("statistics", *_CHOSEN_BY_RUN, "rules_hash", "model_family"),
         )
     return replace(first.shards.contract, statistics={})
+
+
+def _check_columns(chosen: Mapping[str, ChosenShards], view: View) -> None:
+    """Every source must have the columns of the samples in the size of the statistics."""
+    for name, source in chosen.items():
+        for feature, moments in source.shards.statistics(source.episodes).items():
+            expected = len(view.contract.statistics[feature]["mean"])
+            if feature in view.columns and len(moments.mean) != expected:
+                raise MemerError(
+                    f"{name} ({source.shards.root}): {feature} of {len(moments.mean)} dimensions, the "
+                    f"statistics have {expected}; leave the source out, or train on it alone"
+                )
 
 
 def _statistics(train: Mapping[str, ChosenShards], choice: str) -> dict[str, dict[str, tuple[float, ...]]]:

@@ -3,17 +3,17 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.order import OrderSettings, TrainOrder, validation_batches
 from data.shards import ShardSet
+from data.views.base import Sample, Steps, View
 from data.views.frames import FrameCache
-from data.views.planner import EpisodeTargets, PlannerView, StepPlan
 from memer.episode import Episode
-from memer.errors import UsageError
-from memer.sample import PlannerSample
+from memer.errors import MemerError, UsageError
 
 #: Episodes kept open per process: their arrays and offsets, not their frames.
 _OPEN_EPISODES = 256
@@ -43,21 +43,27 @@ class SampleTable:
 
     Attributes:
         plans: (targets, steps) per episode, in table order.
+
+    Raises:
+        MemerError: the labels of an episode do not serve the view.
     """
 
-    def __init__(self, sources: Mapping[str, ChosenShards], view: PlannerView) -> None:
+    def __init__(self, sources: Mapping[str, ChosenShards], view: View) -> None:
         self.view = view
         self._sources = dict(sources)
         self._episodes: list[tuple[str, int]] = []
-        self.plans: list[tuple[EpisodeTargets, StepPlan]] = []
+        self.plans: list[tuple[Any, Steps]] = []
         groups: list[int] = []
         steps: list[int] = []
         weights: list[float] = []
         for name, chosen in self._sources.items():
             for index in chosen.episodes:
-                targets = view.targets(
-                    chosen.shards.segments(index), num_frames=chosen.shards.num_frames(index)
-                )
+                try:
+                    targets = view.targets(
+                        chosen.shards.segments(index), num_frames=chosen.shards.num_frames(index)
+                    )
+                except MemerError as error:
+                    raise type(error)(f"episode {index} of {name} ({chosen.shards.root}): {error}") from None
                 plan = view.steps(targets)
                 groups += [len(self._episodes)] * len(plan.steps)
                 steps += plan.steps
@@ -72,7 +78,7 @@ class SampleTable:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def sample(self, number: int, *, frames: FrameCache, epoch: int = 0, repeat: int = 0) -> PlannerSample:
+    def sample(self, number: int, *, frames: FrameCache, epoch: int = 0, repeat: int = 0) -> Sample:
         """One sample by its number."""
         group = int(self.groups[number])
         return self.view.sample(
@@ -101,7 +107,7 @@ class SampleTable:
         return episode
 
 
-class _Batches(IterableDataset[list[PlannerSample]]):
+class _Batches(IterableDataset[list[Sample]]):
     """Shared part: serve whole batches, worker w of rank r every (W * R)-th one."""
 
     def __init__(self, table: SampleTable, *, cache_bytes: int) -> None:
@@ -152,7 +158,7 @@ class TrainBatches(_Batches):
         self.order = TrainOrder(groups=table.groups, weights=table.weights, settings=settings)
         self._rank, self._world_size, self._first = rank, world_size, first_batch
 
-    def __iter__(self) -> Iterator[list[PlannerSample]]:
+    def __iter__(self) -> Iterator[list[Sample]]:
         worker, workers = self._mine()
         number = self._first + worker * self._world_size + self._rank
         while True:
@@ -178,14 +184,14 @@ class ValidationBatches(_Batches):
     ) -> None:
         super().__init__(table, cache_bytes=cache_bytes)
         if not len(table):
-            raise UsageError("no validation samples: every target is unlabelled")
+            raise UsageError("no validation samples: no step of these episodes can be used")
         batches = validation_batches(len(table), batch_size=batch_size, world_size=world_size, lanes=lanes)
         self._batches: Sequence[range] = batches[rank::world_size]
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[list[PlannerSample]]:
+    def __iter__(self) -> Iterator[list[Sample]]:
         worker, workers = self._mine()
         for batch in self._batches[worker::workers]:
             yield [self.table.sample(number, frames=self.frames) for number in batch]

@@ -65,7 +65,7 @@ class TrainOrder:
         self.settings = settings
         self._weights = np.asarray(weights, dtype=np.float64)
         if not len(self._weights) or self._weights.sum() <= 0:
-            raise UsageError("no training samples: every target is unlabelled or every weight is 0")
+            raise UsageError("no training samples: no step can be used, or every weight is 0")
         # Spread phases let fractional weights alternate, and keep the epochs' lengths nearly equal.
         self._phases = np.minimum((np.arange(len(self._weights)) * _GOLDEN) % 1.0, 1 - 1e-9)
         self._clips = self._clip_numbers(np.asarray(groups, dtype=np.int64))

@@ -40,6 +40,7 @@ from memer.cameras import encode_jpeg, stacked_frames
 from memer.contract import CameraLayout, Contract
 from memer.episode import Episode
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.plan_settings import CanvasLayout
 from memer.prompts import answer_text, system_text, user_text
 from memer.sample import PlannerSample
 
@@ -250,7 +251,12 @@ class _NoFrames:
     _EMPTY: NDArray[np.uint8] = np.zeros((0, 0, 3), dtype=np.uint8)
 
     def fetch(
-        self, episode: Episode, indices: Sequence[int], *, layout: CameraLayout
+        self,
+        episode: Episode,
+        indices: Sequence[int],
+        *,
+        layout: CameraLayout,
+        canvas: CanvasLayout | None = None,
     ) -> dict[int, NDArray[np.uint8]]:
         """Nothing is decoded."""
         return dict.fromkeys(indices, self._EMPTY)

@@ -1,7 +1,10 @@
-"""Stacked frames of episodes, decoded once while they are in use."""
+"""Frames of episodes as models see them, decoded and drawn once while they are in use.
+
+A frame is the stack of its views (planners), or with a canvas layout the canvas of a visual plan.
+"""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,24 +13,30 @@ from numpy.typing import NDArray
 from memer.cameras import stacked_frames
 from memer.contract import CameraLayout
 from memer.episode import Episode
+from memer.plan_settings import CanvasLayout
 from memer.sample import FrameKey
 
 
 class FrameProvider(Protocol):
-    """Gives stacked frames of an episode."""
+    """Gives frames of an episode."""
 
     def fetch(
-        self, episode: Episode, indices: Sequence[int], *, layout: CameraLayout
+        self,
+        episode: Episode,
+        indices: Sequence[int],
+        *,
+        layout: CameraLayout,
+        canvas: CanvasLayout | None = None,
     ) -> dict[int, NDArray[np.uint8]]:
-        """Frame number -> uint8[H, W, 3] for ascending `indices`."""
+        """Frame number -> uint8[H, W, 3] for ascending `indices`: stacked views, or canvases."""
         ...
 
 
 class FrameCache:
-    """Least recently used frames up to a number of bytes; one per process.
+    """Least recently used frames up to a number of bytes; one per process, for one way of drawing.
 
     Args:
-        max_bytes: bytes of stacked frames kept at most; 0 keeps none.
+        max_bytes: bytes of drawn frames kept at most; 0 keeps none.
 
     Attributes:
         decoded: frames decoded so far.
@@ -40,15 +49,34 @@ class FrameCache:
         self.decoded = 0
         self.served = 0
         self._frames: OrderedDict[FrameKey, NDArray[np.uint8]] = OrderedDict()
+        self._drawing: tuple[CameraLayout, CanvasLayout | None] | None = None
 
     def fetch(
-        self, episode: Episode, indices: Sequence[int], *, layout: CameraLayout
+        self,
+        episode: Episode,
+        indices: Sequence[int],
+        *,
+        layout: CameraLayout,
+        canvas: CanvasLayout | None = None,
     ) -> dict[int, NDArray[np.uint8]]:
-        """The stacked frames of `indices`, ascending; missing ones are decoded in one pass per camera.
+        """The frames of `indices`, ascending; missing ones are decoded in one pass per camera.
+
+        Args:
+            episode: whose frames.
+            indices: raw frames, strictly ascending.
+            layout: of the cameras; without `canvas` their views are stacked.
+            canvas: draws the views where it says instead.
 
         Returns:
             frame number -> uint8[H, W, 3], read-only because several samples share it.
+
+        Raises:
+            ValueError: the kept frames were drawn in another way.
         """
+        if self._drawing is None:
+            self._drawing = (layout, canvas)
+        elif self._drawing != (layout, canvas):
+            raise ValueError("a cache keeps frames of one camera layout and canvas; make another cache")
         found: dict[int, NDArray[np.uint8]] = {}
         missing: list[int] = []
         for index in indices:
@@ -59,7 +87,7 @@ class FrameCache:
             else:
                 self._frames.move_to_end(key)
                 found[index] = frame
-        for index, frame in zip(missing, stacked_frames(episode, layout, missing), strict=True):
+        for index, frame in _drawn(episode, missing, layout=layout, canvas=canvas):
             frame.flags.writeable = False
             found[index] = frame
             self._keep((episode.source, episode.episode_index, index), frame)
@@ -73,3 +101,13 @@ class FrameCache:
         while self.num_bytes > self.max_bytes and self._frames:
             _, oldest = self._frames.popitem(last=False)
             self.num_bytes -= oldest.nbytes
+
+
+def _drawn(
+    episode: Episode, indices: Sequence[int], *, layout: CameraLayout, canvas: CanvasLayout | None
+) -> Iterable[tuple[int, NDArray[np.uint8]]]:
+    if canvas is None:
+        return zip(indices, stacked_frames(episode, layout, indices), strict=True)
+    from memer.canvas import canvases
+
+    return canvases(episode, indices, canvas=canvas, cameras=layout).items()

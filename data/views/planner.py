@@ -4,6 +4,7 @@ Windows, memory, targets and history come from memer.windows, which the rollout 
 here never rebuilds shards.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data.views.augment import MemoryAugmentation
+from data.views.base import chosen_contract
 from data.views.frames import FrameCache, FrameProvider
 from memer.contract import Contract
 from memer.episode import Episode, Segment, labels_from_segments
@@ -104,6 +106,7 @@ class PlannerView:
                 "contract; use the rules that the contract was made with"
             )
         self.contract = replace(contract, rules_hash=rules.rules_hash)
+        self.columns: tuple[str, ...] = ()
         self.rules = rules
         self.sample_stride = sample_stride
         self.transition_weight = transition_weight
@@ -230,6 +233,24 @@ class PlannerView:
             positions=tuple(positions),
         )
 
+    def histograms(self, plans: Iterable[tuple[EpisodeTargets, StepPlan]]) -> dict[str, Any]:
+        """See `plan_histograms`."""
+        return plan_histograms(plans)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one stacked frame."""
+        width, height = self.contract.cameras.stacked_size
+        return 3 * width * height
+
+    def clip_bytes(self, clip_steps: int) -> int:
+        """The steps' windows and the memory on each phase of the grid."""
+        windows = self.contract.shown_windows
+        grid = math.gcd(self.sample_stride, windows.frame_subsample)
+        frames = (clip_steps * self.sample_stride + windows.span_frames) // grid
+        phases = min(clip_steps, windows.frame_subsample // grid)
+        return (frames + windows.keyframes_length * phases) * self.frame_bytes
+
     def _history(self, targets: EpisodeTargets, t: int) -> tuple[str, ...]:
         # The rollout's earlier answers lie one stride apart; at stride 1 this is every earlier step.
         earlier = [targets.labels[k] for k in range(t % self.sample_stride, t, self.sample_stride)]
@@ -314,11 +335,8 @@ class PlannerViewConfig:
             sample_stride: another stride, for validation.
             plain: every chosen step once, without noise, for validation.
         """
-        fixed = sorted({"fps", "cameras", "statistics", "version"} & set(self.contract))
-        if fixed:
-            raise UsageError(f"contract.{fixed[0]}: fixed by the data; build other shards to change it")
         return PlannerView(
-            contract.updated(self.contract),
+            chosen_contract(contract, self.contract),
             rules=rules_from(self.rules),
             sample_stride=self.sample_stride if sample_stride is None else sample_stride,
             transition_weight=1.0 if plain else self.transition_weight,

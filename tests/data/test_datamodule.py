@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.datamodule import PlannerDataModule
+from data.datamodule import ShardDataModule
 from data.dataset import TrainBatches, ValidationBatches
 from data.shards import BuildSettings, ShardSet, build_shards
 from data.views.planner import PlannerViewConfig
@@ -55,7 +55,7 @@ def view(**choices: Any) -> PlannerViewConfig:
     return PlannerViewConfig(**{**values, **choices})
 
 
-def module(roots: Path, **choices: Any) -> PlannerDataModule:
+def module(roots: Path, **choices: Any) -> ShardDataModule:
     values: dict[str, Any] = {
         "train": {"a": {"root": roots / "a", "episodes": [0, 1, 2]}},
         "val": {"a": {"root": roots / "a", "episodes": [3]}},
@@ -64,10 +64,10 @@ def module(roots: Path, **choices: Any) -> PlannerDataModule:
         "num_workers": 0,
         "seed": 0,
     }
-    return PlannerDataModule(**{**values, **choices})
+    return ShardDataModule(**{**values, **choices})
 
 
-def first_batches(made: PlannerDataModule, count: int) -> list[Ids]:
+def first_batches(made: ShardDataModule, count: int) -> list[Ids]:
     stream = iter(made.train_dataloader())
     return [ids(next(stream)) for _ in range(count)]
 
@@ -117,7 +117,7 @@ def test_ranks_split_the_stream_whatever_the_shards(
 ) -> None:
     settings = BuildSettings(cameras=LAYOUT, max_shard_bytes=shard_bytes, max_frames_per_part=5)
     build_shards(SyntheticSource({0: 9, 1: 8, 4: 7}), out=tmp_path / "s", settings=settings, progress=False)
-    made = PlannerDataModule(
+    made = ShardDataModule(
         train={"s": {"root": tmp_path / "s"}}, val=None, view=view(), batch_size=2, num_workers=0, seed=0
     )
 

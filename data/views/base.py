@@ -1,0 +1,119 @@
+"""What a view is: a pure function from episodes to the samples of one model, whatever that model is.
+
+Table, order and data module know views through this protocol alone. A view numbers the samples of an episode
+by `steps`; what a step means (a raw frame, a segment, the whole episode) is its own business.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from data.views.frames import FrameProvider
+from memer.contract import Contract
+from memer.episode import Episode, Segment
+from memer.errors import UsageError
+from memer.sample import ExecutorSample, PlannerSample, VisualPlannerSample
+
+Sample = PlannerSample | VisualPlannerSample | ExecutorSample
+
+
+class Steps(Protocol):
+    """The samples of one episode; views add what their histograms count."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers that `View.sample` takes, ascending."""
+        ...
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """How often each step is used per epoch on average, >= 0."""
+        ...
+
+
+class View(Protocol):
+    """Samples of one model from labelled episodes.
+
+    Attributes:
+        contract: the data's, with the run's choices.
+        columns: columns of the episode table that the samples hold; their sizes must agree in a mixture.
+    """
+
+    contract: Contract
+    columns: tuple[str, ...]
+
+    def targets(self, segments: Sequence[Segment], *, num_frames: int) -> Any:
+        """What the labels of one episode ask for; needs no frames.
+
+        Raises:
+            MemerError: the labels do not serve this view; the caller names the episode.
+        """
+        ...
+
+    def steps(self, targets: Any) -> Steps:
+        """The samples of an episode."""
+        ...
+
+    def sample(
+        self,
+        episode: Episode,
+        t: int,
+        *,
+        targets: Any = None,
+        frames: FrameProvider | None = None,
+        epoch: int = 0,
+        repeat: int = 0,
+    ) -> Sample:
+        """The sample of one step: the same for the same arguments, on any machine and in any order.
+
+        Args:
+            episode: frames and labels.
+            t: one of `steps`.
+            targets: from `targets` for this episode, computed when None.
+            frames: gives frames, and may keep them between calls; None decodes each time.
+            epoch: with `repeat` it seeds noise, where the view makes any.
+            repeat: number of this use of the step within its epoch.
+        """
+        ...
+
+    def histograms(self, plans: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+        """Counts to look at before training, as plain JSON values; `samples` and `weighted_samples` always.
+
+        Args:
+            plans: (targets, steps) per episode.
+        """
+        ...
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one decoded frame as the samples show it."""
+        ...
+
+    def clip_bytes(self, clip_steps: int) -> int:
+        """Decoded frames that `clip_steps` neighbouring steps of one episode share, bytes; 0 if none."""
+        ...
+
+
+class ViewConfig(Protocol):
+    """What a run chooses about its view (conf/view); the data's contract joins at `bind`."""
+
+    def bind(self, contract: Contract, *, sample_stride: int | None = None, plain: bool = False) -> View:
+        """The view over data of `contract`.
+
+        Args:
+            contract: of the shards: fps, cameras and statistics are taken from it.
+            sample_stride: raw frames between samples, for validation, where the view has such a stride.
+            plain: every step once, without noise, for validation.
+        """
+        ...
+
+
+def chosen_contract(contract: Contract, choices: Mapping[str, Any]) -> Contract:
+    """The data's contract with the run's choices (conf/contract).
+
+    Raises:
+        UsageError: a choice belongs to the data.
+    """
+    fixed = sorted({"fps", "cameras", "statistics", "version"} & set(choices))
+    if fixed:
+        raise UsageError(f"contract.{fixed[0]}: fixed by the data; build other shards to change it")
+    return contract.updated(choices)
