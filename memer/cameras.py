@@ -10,7 +10,7 @@ for bit:
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,26 @@ def prepare_view(view: ArrayLike | Image.Image, layout: CameraLayout) -> Pixels:
     return _fit(pixels, width=layout.view_width, height=layout.view_height, fit=layout.fit)
 
 
+def code_view(
+    view: ArrayLike | Image.Image, layout: CameraLayout, *, key: str, prepared: bool = False
+) -> Pixels:
+    """One view as training sees it: its slot's size and one JPEG coding; one from shards has both already.
+
+    Args:
+        view: see `as_rgb`.
+        layout: sizes and quality.
+        key: camera, for the message.
+        prepared: the view comes from shards.
+
+    Raises:
+        MemerError: a prepared view does not have its slot's size.
+    """
+    if prepared:
+        return _checked(as_rgb(view), layout, key=key)
+    pixels = prepare_view(view, layout)
+    return decode_jpeg(encode_jpeg(pixels, layout)) if layout.jpeg_round_trip else pixels
+
+
 def encode_jpeg(view: Pixels, layout: CameraLayout) -> bytes:
     """JPEG bytes of one prepared view, in the contract's quality; the same view gives the same bytes."""
     buffer = io.BytesIO()
@@ -116,7 +136,7 @@ def stack_views(views: Mapping[str, ArrayLike | Image.Image], layout: CameraLayo
     Raises:
         MemerError: a camera is missing; lists those that exist.
     """
-    _check_cameras(views, layout)
+    check_cameras(views, layout.camera_keys)
     prepared = [prepare_view(views[key], layout) for key in layout.camera_keys]
     if layout.stack_mode == "per_view":
         return np.concatenate(prepared, axis=0) if len(prepared) > 1 else prepared[0]
@@ -141,11 +161,8 @@ def prepare_frame(
     Raises:
         MemerError: a camera is missing, or a prepared view does not have its slot's size.
     """
-    _check_cameras(views, layout)
-    ready = {
-        key: _checked(as_rgb(views[key]), layout, key=key) if prepared else _coded(views[key], layout)
-        for key in layout.camera_keys
-    }
+    check_cameras(views, layout.camera_keys)
+    ready = {key: code_view(views[key], layout, key=key, prepared=prepared) for key in layout.camera_keys}
     return stack_views(ready, layout)
 
 
@@ -163,7 +180,7 @@ def stacked_frames(
         MemerError: a camera is missing or ends early, or a prepared view does not have its slot's size.
     """
     where = f"episode {episode.episode_index} of {episode.source}"
-    _check_cameras(episode.cameras, layout, where=where)
+    check_cameras(episode.cameras, layout.camera_keys, where=where)
     wanted = range(episode.num_frames) if indices is None else indices
     for before, after in pairwise(wanted):
         if before >= after:
@@ -176,7 +193,7 @@ def stacked_frames(
             view = next(stream, None)
             if view is None:
                 raise MemerError(f"{where}: camera {key} ends before frame {k}; check its video")
-            views[key] = _checked(view, layout, key=key) if source.prepared else _coded(view, layout)
+            views[key] = code_view(view, layout, key=key, prepared=source.prepared)
         yield stack_views(views, layout)
 
 
@@ -219,11 +236,6 @@ def layout_from_file(path: Path | str, **overrides: Any) -> CameraLayout:
         raise MemerError(f"{path}: {error}") from None
 
 
-def _coded(view: ArrayLike | Image.Image, layout: CameraLayout) -> Pixels:
-    pixels = prepare_view(view, layout)
-    return decode_jpeg(encode_jpeg(pixels, layout)) if layout.jpeg_round_trip else pixels
-
-
 def _checked(view: Pixels, layout: CameraLayout, *, key: str) -> Pixels:
     """`view`, if its size is that of a prepared one; it was made with another layout otherwise."""
     height, width = view.shape[:2]
@@ -257,10 +269,11 @@ def _resize(pixels: Pixels, *, width: int, height: int) -> Pixels:
     return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def _check_cameras(
-    available: Mapping[str, object], layout: CameraLayout, *, where: str = "observation"
+def check_cameras(
+    available: Mapping[str, object], keys: Iterable[str], *, where: str = "observation"
 ) -> None:
-    missing = [key for key in layout.camera_keys if key not in available]
+    """Raise a MemerError that names the first missing camera and those that exist."""
+    missing = [key for key in keys if key not in available]
     if missing:
         raise MemerError(
             f"{where}: no camera {missing[0]!r}; available: {', '.join(sorted(available)) or 'none'}"
