@@ -65,7 +65,7 @@ def write_offline(
         "num_steps": sum(score.timesteps for score in scores),
         "metrics": metrics,
         "ci": ci,
-        "latency_ms": latency_summary(_all_rows(journal, episodes)),
+        "latency_ms": latency_summary(all_rows(journal, episodes)),
         **facts,
     }
     write_json(out / "summary.json", summary)
@@ -86,7 +86,46 @@ def write_closed_loop(
     under their name, as papers print them, with the mean per episode and its bootstrap interval beside.
     """
     entries = [journal.finished[index]["extra"] for index in episodes]
-    outcomes = Counter(entry["outcome"] for entry in entries)
+    metrics, ci = outcome_figures(entries, seed=seed)
+    failures = sum(entry["parse_failures"] for entry in entries)
+    rows = asked = agreed = 0
+    for row in all_rows(journal, episodes):
+        rows += 1
+        asked += row["target_subtask"] is not None
+        agreed += bool(row["normalized_correct"])
+    metrics["parse_failure_rate"] = failures / rows if rows else None
+    metrics["expert_agreement"] = agreed / asked if asked else None
+    write_json(
+        out / "episodes.json",
+        [
+            {**row, "representatives": journal.finished[row["episode_index"]]["representatives"]}
+            for row in played_episodes(journal, episodes)
+        ],
+    )
+    journal.write_predictions(out / "predictions.jsonl", order=episodes)
+    summary = {
+        "eval": "closed_loop",
+        **metrics,
+        "num_steps": rows,
+        **counts_of(entries),
+        "metrics": metrics,
+        "ci": ci,
+        "latency_ms": latency_summary(all_rows(journal, episodes)),
+        **facts,
+    }
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def outcome_figures(
+    entries: Sequence[Mapping[str, Any]], *, seed: int
+) -> tuple[dict[str, Any], dict[str, list[float] | None]]:
+    """(metrics, intervals) of played episodes: success rate, the task's measures, steps.
+
+    Args:
+        entries: `extra` of the finished episodes: outcome, steps, measures.
+        seed: of the bootstrap.
+    """
     counted = [entry for entry in entries if entry["outcome"] in COUNTED]
     successes = sum(entry["outcome"] == "success" for entry in counted)
     metrics: dict[str, Any] = {
@@ -106,43 +145,29 @@ def write_closed_loop(
         else:
             metrics[name + "_mean"] = sum(values) / len(values)
             ci[name + "_mean"] = _as_list(bootstrap_interval(values, seed=seed))
-    failures = sum(entry["parse_failures"] for entry in entries)
-    rows = asked = agreed = 0
-    for row in _all_rows(journal, episodes):
-        rows += 1
-        asked += row["target_subtask"] is not None
-        agreed += bool(row["normalized_correct"])
-    metrics["parse_failure_rate"] = failures / rows if rows else None
     metrics["steps_mean"] = sum(entry["steps"] for entry in counted) / len(counted) if counted else None
-    metrics["expert_agreement"] = agreed / asked if asked else None
-    lost = len(entries) - len(counted)
-    write_json(
-        out / "episodes.json",
-        [
-            {
-                "episode_index": index,
-                **{key: value for key, value in entry.items() if key != "measures"},
-                **entry["measures"],
-                "representatives": journal.finished[index]["representatives"],
-            }
-            for index, entry in zip(episodes, entries, strict=True)
-        ],
-    )
-    journal.write_predictions(out / "predictions.jsonl", order=episodes)
-    summary = {
-        "eval": "closed_loop",
-        **metrics,
-        "num_episodes": len(counted),
-        "num_steps": rows,
+    return metrics, ci
+
+
+def counts_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many episodes count, how they ended, and whether few enough were lost to infrastructure."""
+    outcomes = Counter(entry["outcome"] for entry in entries)
+    counted = sum(outcomes[name] for name in COUNTED)
+    return {
+        "num_episodes": counted,
         "outcomes": dict(outcomes),
-        "valid": lost <= MAX_ERROR_SHARE * len(entries),
-        "metrics": metrics,
-        "ci": ci,
-        "latency_ms": latency_summary(_all_rows(journal, episodes)),
-        **facts,
+        "valid": len(entries) - counted <= MAX_ERROR_SHARE * len(entries),
     }
-    write_json(out / "summary.json", summary)
-    return summary
+
+
+def played_episodes(journal: RolloutJournal, episodes: Sequence[int]) -> list[dict[str, Any]]:
+    """One flat row per played episode: its number, what the rollout noted, the task's measures."""
+    rows = []
+    for index in episodes:
+        entry = journal.finished[index]["extra"]
+        noted = {key: value for key, value in entry.items() if key != "measures"}
+        rows.append({"episode_index": index, **noted, **entry["measures"]})
+    return rows
 
 
 def worst_first(summary_episodes: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -181,7 +206,8 @@ def runtime_facts(started: float) -> dict[str, Any]:
     }
 
 
-def _all_rows(journal: RolloutJournal, episodes: Sequence[int]) -> Iterator[dict[str, Any]]:
+def all_rows(journal: RolloutJournal, episodes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Rows of all these episodes, one after the other."""
     return itertools.chain.from_iterable(journal.rows(index) for index in episodes)
 
 

@@ -1,0 +1,1 @@
+"""Executors: what turns a plan and an observation into actions."""
