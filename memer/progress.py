@@ -21,8 +21,9 @@ from memer.similarity import PlanSimilarity, RgbMae
 
 UpdateRule = Literal["average_nearest2", "global_argmin", "soft"]
 
-#: A mean that lies above the threshold by no more than this equals it; rounding must not end a segment.
-_TIE = 1e-9
+#: A mean that lies above the threshold by no more than this equals it: single-precision rounding must not end
+#: a segment.
+_TIE = 1e-6
 
 
 def progress_labels(start: int, end: int) -> NDArray[np.float32]:
