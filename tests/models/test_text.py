@@ -1,0 +1,141 @@
+"""Text encoders: shape, zeros behind the end, sameness, the store on disk."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+
+from memer.errors import MemerError, SourceUnavailableError
+from memer.plan_settings import VIDEO_TEMPLATE, TextSettings
+from models.text import HashedText, StoredText, Umt5Text, make_text_encoder
+
+HASHED = TextSettings()
+
+#: First numbers of "press" at the first place.
+GOLDEN = (0.61388886, -1.17983794, -1.30737627)
+
+
+@pytest.fixture(scope="module")
+def umt5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random UMT5 with a tokenizer of whole words, laid out as a pipeline's folder."""
+    folder = tmp_path_factory.mktemp("umt5")
+    torch.manual_seed(0)
+    config = UMT5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    UMT5EncoderModel(config).save_pretrained(folder / "text_encoder")
+    words = ["<pad>", "</s>", "<unk>", "put", "the", "red", "blue", "block", "on", "task", ":"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder / "tokenizer")
+    return folder
+
+
+def settings_of(folder: Path, **kwargs) -> TextSettings:
+    return TextSettings(**{"kind": "umt5", "max_tokens": 12, "dim": 16, "model": str(folder), **kwargs})
+
+
+def test_hashed_words_then_zeros() -> None:
+    encoded = HashedText(HASHED).encode(["press the button", ""])
+    assert encoded.shape == (2, 8, 32)
+    assert encoded.dtype == torch.float32
+    assert (encoded[0, :3].abs().sum(-1) > 1).all()
+    assert not encoded[0, 3:].any()
+    assert not encoded[1].any()
+
+
+def test_hashed_bits_never_change() -> None:
+    """A trained model depends on them."""
+    first = HashedText(HASHED).encode(["press"])[0, 0, :3]
+    again = HashedText(HASHED).encode(["wait", "Press"])[1, 0, :3]
+    assert torch.equal(first, again)
+    torch.testing.assert_close(first, torch.tensor(GOLDEN), rtol=0, atol=1e-6)
+
+
+def test_hashed_texts_differ_by_word_and_by_order() -> None:
+    texts = ["red onto blue", "blue onto red", "red onto green"]
+    a, b, c = HashedText(HASHED).encode(texts)
+    assert not torch.allclose(a.sum(0), b.sum(0))
+    assert not torch.allclose(a, c)
+
+
+def test_hashed_texts_beyond_the_last_token_keep_every_word() -> None:
+    words = [f"w{k}" for k in range(20)]
+    base = HashedText(HASHED).encode([" ".join(words)])
+    for place in range(20):
+        changed = [*words[:place], "other", *words[place + 1 :]]
+        assert not torch.allclose(HashedText(HASHED).encode([" ".join(changed)]), base)
+
+
+def test_umt5_equals_the_library_and_is_zero_behind_the_end(umt5: Path) -> None:
+    encoder = make_text_encoder(settings_of(umt5, template="task: {text}"))
+    assert isinstance(encoder, Umt5Text)
+    encoded = encoder.encode(["put the red block", "put", "put the red block"])
+    assert encoded.shape == (3, 12, 16)
+    ids = encoder.tokenizer("task: put the red block", return_tensors="pt").input_ids
+    assert ids.shape[1] == 7
+    with torch.no_grad():
+        expected = encoder.encoder(ids).last_hidden_state[0]
+    torch.testing.assert_close(encoded[0, :7], expected, rtol=0, atol=1e-5)
+    assert not encoded[0, 7:].any()
+    assert torch.equal(encoded[0], encoded[2])
+
+
+def test_umt5_refuses_what_does_not_fit(umt5: Path) -> None:
+    with pytest.raises(MemerError, match=r"10 tokens.*max_tokens=4"):
+        make_text_encoder(settings_of(umt5, max_tokens=4)).encode(
+            ["put the red block on the blue block block"]
+        )
+    with pytest.raises(MemerError, match=r"text\.dim=32"):
+        make_text_encoder(settings_of(umt5, dim=32))
+    with pytest.raises(SourceUnavailableError, match="no such folder"):
+        make_text_encoder(settings_of(umt5 / "missing"))
+
+
+def test_keys_depend_on_all_that_matters() -> None:
+    settings = [
+        HASHED,
+        TextSettings(template=VIDEO_TEMPLATE),
+        TextSettings(max_tokens=9),
+        TextSettings(dim=16),
+    ]
+    keys = {HashedText(s).key(text) for s in settings for text in ("a", "b")}
+    assert len(keys) == 8
+
+
+class Counting(HashedText):
+    """Counts what it is asked."""
+
+    def __init__(self, settings: TextSettings) -> None:
+        super().__init__(settings)
+        self.asked: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> torch.Tensor:
+        self.asked += texts
+        return super().encode(texts)
+
+
+def test_the_store_asks_once(tmp_path: Path) -> None:
+    first, second = Counting(HASHED), Counting(HASHED)
+    expected = HashedText(HASHED).encode(["a", "b", "a"])
+    assert torch.equal(StoredText(first, tmp_path / "texts").encode(["a", "b", "a"]), expected)
+    assert torch.equal(StoredText(second, tmp_path / "texts").encode(["a", "b", "a"]), expected)
+    assert first.asked == ["a", "b"]
+    assert second.asked == []
+    assert StoredText(second, tmp_path / "texts").encode([]).shape == (0, 8, 32)
+
+
+def test_the_store_names_a_damaged_file(tmp_path: Path) -> None:
+    store = StoredText(HashedText(HASHED), tmp_path)
+    path = tmp_path / f"{store.key('a')}.npy"
+    path.write_bytes(b"no array")
+    with pytest.raises(MemerError, match=path.name):
+        store.encode(["a"])
+    np.save(path, np.zeros((2, 32), np.float32))
+    with pytest.raises(MemerError, match=r"must be float32\[8, 32\]"):
+        store.encode(["a"])
