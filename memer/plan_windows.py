@@ -6,13 +6,30 @@ frame of one episode; a segment [start, end) is half-open. Source: MaP-WAM speci
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memer.contract import CameraLayout, Contract
 from memer.episode import Segment
+from memer.errors import UsageError
 from memer.sample import FrameKey, PlannerQuestion
 from memer.windows import bucket_last_indices
+
+#: Answer of a language planner that was trained to say so once every subtask is finished.
+DONE_TEXT = "done"
+
+
+def head_layout(contract: Contract) -> CameraLayout:
+    """The camera layout of the language planner's pictures: the head view alone.
+
+    Raises:
+        UsageError: the contract has no plan settings.
+    """
+    if contract.plan is None:
+        raise UsageError("contract.plan: missing; it names the head camera")
+    return replace(contract.cameras, camera_keys=(contract.plan.head_camera,))
 
 
 def segment_plan_indices(start: int, end: int, *, plan_frames: int = 8) -> list[int]:

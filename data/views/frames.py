@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memer.cameras import stacked_frames
+from memer.canvas import canvases
 from memer.contract import CameraLayout
 from memer.episode import Episode
 from memer.plan_settings import CanvasLayout
@@ -108,6 +109,4 @@ def _drawn(
 ) -> Iterable[tuple[int, NDArray[np.uint8]]]:
     if canvas is None:
         return zip(indices, stacked_frames(episode, layout, indices), strict=True)
-    from memer.canvas import canvases
-
     return canvases(episode, indices, canvas=canvas, cameras=layout).items()
