@@ -1,0 +1,143 @@
+"""What goes into the executor and what comes out: batches, caches, chunks.
+
+Letters in shapes: B batch, C channels, n future latents, h x w latent pixels, M text tokens, T their size.
+
+Source: MaP-WAM (arXiv 2609.11561), specification section 8.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memer.errors import MemerError
+from models.wan import KeyValue
+from models.wap_settings import WapSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WapBatch:
+    """Samples of the executor.
+
+    Attributes:
+        z_plan: float32[B, C, 3, h, w], latents of start frame and plan; None without a visual plan.
+        z_clip: float32[B, C, 1 + n, h, w], latents of the present frame and the n future ones.
+        text_plan: float32[B, M, T], the segment's text.
+        state: float32[B, D_s], normalised.
+        progress: float32[B] in [0, 1], of the present frame.
+        actions: float32[B, horizon, D], normalised; padded after the segment.
+        action_valid: bool[B, horizon], True = inside the segment, supervised.
+        progress_target: float32[B, horizon] in [0, 1], after each action.
+        latent_valid: bool[B, n], True = some of the latent's frames lie inside the segment.
+        finished: float32[B] or bool[B], label of the classification.
+        text_global: float32[B, M, T], the task's text; needed by target_text=plan+global alone.
+    """
+
+    z_plan: Tensor | None
+    z_clip: Tensor
+    text_plan: Tensor
+    state: Tensor
+    progress: Tensor
+    actions: Tensor
+    action_valid: Tensor
+    progress_target: Tensor
+    latent_valid: Tensor
+    finished: Tensor
+    text_global: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "WapBatch":
+        """The same on another device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return WapBatch(**{k: v if v is None else v.to(device) for k, v in moved.items()})
+
+
+class PlanCache(NamedTuple):
+    """Keys and values of P per layer ([B, S, heads, head_dim]) and its number of latent frames."""
+
+    keys: list[KeyValue]
+    latents: int
+
+    @classmethod
+    def join(cls, caches: "Sequence[PlanCache]") -> "PlanCache":
+        """One batch of plans of equal length, for several episodes in lockstep."""
+        if len({cache.latents for cache in caches}) != 1:
+            raise ValueError(f"caches of {[cache.latents for cache in caches]} latents cannot share a batch")
+        layers = zip(*(cache.keys for cache in caches), strict=True)
+        keys = [(torch.cat([k for k, _ in kvs]), torch.cat([v for _, v in kvs])) for kvs in layers]
+        return cls(keys, caches[0].latents)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values, bytes."""
+        return _num_bytes(self.keys)
+
+
+class ObsCache(NamedTuple):
+    """Keys and values of O per layer; valid for one observation, state and progress."""
+
+    keys: list[KeyValue]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values, bytes."""
+        return _num_bytes(self.keys)
+
+
+class WapOutput(NamedTuple):
+    """What the heads give: video [B, C, n, h, w], action [B, horizon, D], progress [B, horizon or 1, 1]."""
+
+    video: Tensor | None
+    action: Tensor
+    progress: Tensor
+
+
+class Chunk(NamedTuple):
+    """A sampled chunk.
+
+    Attributes:
+        actions: float32[B, horizon, D], normalised.
+        progress: float32[B, horizon], about [0, 1], not clipped; None in the classification variant.
+        future: float32[B, C, n, h, w], None where no future was imagined.
+    """
+
+    actions: Tensor
+    progress: Tensor | None
+    future: Tensor | None
+
+
+def check_batch(batch: WapBatch, settings: WapSettings) -> None:
+    """Compare every shape with the settings.
+
+    Raises:
+        MemerError: names the field, its shape and the one that the executor was made for.
+    """
+    s, size = settings, batch.actions.shape[0]
+    frame = (s.latent_height, s.latent_width)
+    if s.has_plan:
+        _same("z_plan", batch.z_plan, (size, s.channels, s.plan_latents, *frame))
+    elif s.visual_plan == "none" and batch.z_plan is not None:
+        raise MemerError(
+            f"z_plan: {tuple(batch.z_plan.shape)}, but visual_plan=none has no plan; leave it out"
+        )
+    _same("z_clip", batch.z_clip, (size, s.channels, 1 + s.future_latents, *frame))
+    _same("state", batch.state, (size, s.state_dim))
+    _same("progress", batch.progress, (size,))
+    _same("actions", batch.actions, (size, s.action_horizon, s.action_dim))
+    _same("action_valid", batch.action_valid, (size, s.action_horizon))
+    _same("progress_target", batch.progress_target, (size, s.action_horizon))
+    _same("latent_valid", batch.latent_valid, (size, s.future_latents))
+    _same("finished", batch.finished, (size,))
+
+
+def _same(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
+    given = None if value is None else tuple(value.shape)
+    if given != shape:
+        raise MemerError(
+            f"{name}: shape {given}, the executor was made for {shape}; check contract and codec"
+        )
+
+
+def _num_bytes(keys: Sequence[KeyValue]) -> int:
+    return sum(part.numel() * part.element_size() for kv in keys for part in kv)
