@@ -19,17 +19,11 @@ def plan_of(contract: Contract) -> PlanSettings:
     """The contract's plan settings.
 
     Raises:
-        UsageError: it has none, or they name a camera that the data lack.
+        UsageError: it has none.
     """
     plan = contract.plan
     if plan is None:
         raise UsageError("contract.plan: missing; a view of plans needs canvas, codec and horizon")
-    known = contract.cameras.camera_keys
-    for camera in (*plan.canvas.cameras, plan.head_camera):
-        if camera not in known:
-            raise UsageError(
-                f"contract.plan: camera {camera!r} is not in the shards; they hold {', '.join(known)}"
-            )
     return plan
 
 
