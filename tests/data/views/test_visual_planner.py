@@ -111,5 +111,5 @@ def test_what_a_run_chooses_is_checked() -> None:
         with pytest.raises(UsageError, match=message):
             VisualPlannerViewConfig(contract=values).bind(data)
     narrow = replace(data, cameras=replace(LAYOUT, camera_keys=("base",)))
-    with pytest.raises(UsageError, match="no camera 'wrist'; cameras.camera_keys: base"):
+    with pytest.raises(UsageError, match=r"no camera 'wrist'; cameras\.camera_keys: base"):
         VisualPlannerViewConfig(contract=plan_values()).bind(narrow)
