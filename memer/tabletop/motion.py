@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memer.tabletop.world import CLOSED, MAX_STEP, TRAVEL_Z, World
+from memer.tabletop.world import CLOSED, MAX_STEP, World
 
 Action = NDArray[np.float32]
 
@@ -42,12 +42,12 @@ def travel(
     """One step to `target`: rise to travel height, move across, come down; short ways are slid directly."""
     x, y = target[0], target[1]
     lateral = max(abs(x - world.gripper[0]), abs(y - world.gripper[1]))
-    below_travel = world.gripper[2] < TRAVEL_Z - REACHED
+    below_travel = world.gripper[2] < world.travel_z - REACHED
     if lateral <= REACHED or (lateral <= slide and below_travel):
         return straight(world, target, speed=speed, closed=closed)
     if below_travel:
-        return straight(world, (*world.gripper[:2], TRAVEL_Z), speed=speed, closed=closed)
-    return straight(world, (x, y, TRAVEL_Z), speed=speed, closed=closed)
+        return straight(world, (*world.gripper[:2], world.travel_z), speed=speed, closed=closed)
+    return straight(world, (x, y, world.travel_z), speed=speed, closed=closed)
 
 
 def grasp(world: World, target: Sequence[float], *, speed: float) -> Action:

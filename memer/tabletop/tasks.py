@@ -12,9 +12,13 @@ from memer.tabletop.dust_and_replace.controller import DustAndReplaceController
 from memer.tabletop.dust_and_replace.world import DustAndReplaceWorld
 from memer.tabletop.object_search.controller import ObjectSearchController
 from memer.tabletop.object_search.world import ObjectSearchWorld
+from memer.tabletop.observe_and_pick_up.controller import ObserveAndPickUpController
+from memer.tabletop.observe_and_pick_up.world import ObserveAndPickUpWorld
 from memer.tabletop.perturbations import Perturbations
 from memer.tabletop.press_button.controller import PressButtonController
 from memer.tabletop.press_button.world import PressButtonWorld
+from memer.tabletop.swap_blocks.controller import SwapBlocksController
+from memer.tabletop.swap_blocks.world import SwapBlocksWorld
 from memer.tabletop.world import World
 
 Split = Literal["train", "val", "test"]
@@ -27,6 +31,8 @@ _WORLDS: Final[dict[str, type[World]]] = {
         CountingScoopsWorld,
         DustAndReplaceWorld,
         PressButtonWorld,
+        SwapBlocksWorld,
+        ObserveAndPickUpWorld,
     )
 }
 _CONTROLLERS: Final[dict[str, type[SubtaskController]]] = {
@@ -36,6 +42,8 @@ _CONTROLLERS: Final[dict[str, type[SubtaskController]]] = {
         CountingScoopsController,
         DustAndReplaceController,
         PressButtonController,
+        SwapBlocksController,
+        ObserveAndPickUpController,
     )
 }
 TASKS: Final[tuple[str, ...]] = tuple(_WORLDS)

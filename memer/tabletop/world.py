@@ -61,6 +61,12 @@ class World(ABC):
     task: ClassVar[str]
     #: Steps after which an evaluation episode is cut, about 2.5 times the expert's length.
     time_limit: ClassVar[int]
+    #: Height of lateral travel in this task.
+    travel_z: ClassVar[float] = TRAVEL_Z
+    #: A thing this far away, laterally and in height, can be grasped.
+    grasp_reach: ClassVar[tuple[float, float]] = (GRASP_REACH_XY, GRASP_REACH_Z)
+    #: A held thing falls when the grip is below this value.
+    lets_go_below: ClassVar[float] = CLOSED
     #: Where the gripper starts and rests.
     home: ClassVar[tuple[float, float, float]] = (0.22, 0.22, TRAVEL_Z)
 
@@ -176,17 +182,18 @@ class World(ABC):
             if thing is not None:
                 thing.place = "gripper"
                 self.held = thing
-        elif self.grip < CLOSED and self.held is not None:
+        elif self.grip < self.lets_go_below and self.held is not None:
             self._let_go(slipped=False)
 
     def _nearest_in_reach(self) -> Thing | None:
         def distance(thing: Thing) -> float:
             return float(np.abs(thing.position - self.gripper)[:2].max())
 
+        reach_xy, reach_z = self.grasp_reach
         reachable = [
             thing
             for thing in self.things.values()
-            if distance(thing) <= GRASP_REACH_XY and abs(thing.position[2] - self.gripper[2]) <= GRASP_REACH_Z
+            if distance(thing) <= reach_xy and abs(thing.position[2] - self.gripper[2]) <= reach_z
         ]
         return min(reachable, key=distance, default=None)
 

@@ -160,10 +160,10 @@ def test_an_oracle_that_gives_the_segments_one_by_one_succeeds():
 
 def test_the_segment_number_changes_exactly_where_a_segment_ends():
     for index in range(5):
-        steps = [(s.segment_id, s.subtask) for s in demonstration_steps(TASK, index=index)]
+        steps = [(s.segment_id, s.subtask) for s in demonstration_steps(TASK, split="val", index=index)]
         assert [number for number, _ in dict.fromkeys(steps)] == list(range(len(dict.fromkeys(steps))))
         assert [text for _, text in dict.fromkeys(steps)] == [
-            press_text(b) for b in make_world(TASK, index=index).script
+            press_text(b) for b in make_world(TASK, split="val", index=index).script
         ]
 
 

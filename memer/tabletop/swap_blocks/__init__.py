@@ -1,0 +1,1 @@
+"""Swap blocks: two blocks change places by way of the middle."""
