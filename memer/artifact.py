@@ -210,19 +210,18 @@ def verify_artifact(folder: Path | str) -> Provenance:
     return provenance
 
 
-def load_policy(path: Path | str, device: str = "cpu") -> Policy:
-    """Load an exported folder as a policy with `observe`, `infer` and `reset`.
+def load_part(path: Path | str, device: str = "cpu") -> Any:
+    """Load what an exported folder holds: an object of the class that its provenance names.
 
     Args:
         path: the folder that the export wrote.
-        device: where the planner runs, e.g. `cuda`.
+        device: where it runs, e.g. `cuda`.
 
     Raises:
-        SourceUnavailableError: no such folder, no exported one, or its planner's code is not importable.
-        MemerError: a file is missing or was changed, or the planner is not one of ours.
+        SourceUnavailableError: no such folder, no exported one, or its code is not importable.
+        MemerError: a file is missing or was changed, or the class is not one of ours.
     """
     provenance = verify_artifact(path)
-    contract = Contract.load(path)
     if not _PLANNER_NAME.fullmatch(provenance.planner):
         raise MemerError(
             f"{Path(path) / PROVENANCE_FILE}: planner {provenance.planner!r}, only classes below models. "
@@ -230,13 +229,19 @@ def load_policy(path: Path | str, device: str = "cpu") -> Policy:
         )
     module, _, name = provenance.planner.partition(":")
     try:
-        planner = getattr(importlib.import_module(module), name)
+        kind = getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise SourceUnavailableError(
             f"{Path(path) / PROVENANCE_FILE}: planner {provenance.planner!r} cannot be imported ({error}); "
             "run from the repository root"
         ) from None
-    return Policy(planner.from_artifact(Path(path), device), contract)
+    return kind.from_artifact(Path(path), device)
+
+
+def load_policy(path: Path | str, device: str = "cpu") -> Policy:
+    """Load an exported planner as a policy with `observe`, `infer` and `reset`; see `load_part`."""
+    planner = load_part(path, device)
+    return Policy(planner, Contract.load(path))
 
 
 def git_revision() -> str:

@@ -10,7 +10,7 @@ import eval as evaluation
 from conf.compose import compose
 from data.shards import BuildSettings, build_shards
 from data.tabletop import TabletopSource
-from memer.artifact import seal_artifact
+from memer.artifact import load_policy, seal_artifact
 from memer.contract import CameraLayout, Contract
 from memer.errors import MemerError, SourceUnavailableError
 from memer.journal import RolloutJournal
@@ -134,7 +134,7 @@ def test_artifact_runs_offline_and_equals_its_policy(tmp_path, shards, artifact)
     assert summary["planner"] == "artifact"
     assert summary["dataset"]["rules_hash"] == KeyframeRules.from_file(RULES).rules_hash
     rows = rows_of(tmp_path)
-    policy = evaluation.load_policy(artifact)
+    policy = load_policy(artifact)
     assert isinstance(policy, Policy)
     source = TabletopSource(task="object_search", split="val", num_episodes=NUM_EPISODES, frame_size=32)
     episode = source.episode(2)

@@ -1,0 +1,191 @@
+"""`eval=map_wam`: a plan-following policy plays tabletop episodes."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from conf.evaluate.record import finish, open_journal, print_figures, record_episodes, run_facts
+from conf.evaluate.tabletop import check_environment, chosen_episodes, demonstrations, play, played_dataset
+from memer.artifact import load_part
+from memer.contract import CameraLayout, Contract
+from memer.errors import MemerError, UsageError
+from memer.executors.base import Executor, LanguagePlanner, VisualPlanner
+from memer.executors.oracles import ExecutorOracle, LanguageOracle, TablePlanner, VisualOracle
+from memer.frame_log import FrameLog
+from memer.map_closed_loop import PlayedEpisode, rollout_map_wam
+from memer.map_results import write_map_wam
+from memer.plan_log import PlanLog
+from memer.plan_policy import MapWamPolicy
+from memer.progress import gate_window
+from memer.tabletop.perturbations import FPS
+from memer.tabletop.tasks import world_class
+
+#: Contract fields that two exported parts must agree on; the others concern one of them alone.
+SHARED_FIELDS = ("fps", "cameras", "plan.canvas", "plan.plan_frames", "plan.head_camera")
+#: The gate averages so many executed actions at most.
+LARGEST_WINDOW = 8
+
+
+def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
+    """Play tabletop episodes and write the results."""
+    out, started, env = Path(cfg["run_dir"]), time.time(), cfg["env"]
+    world_class(env["task"])  # a mistyped task is named before anything else
+    chosen = chosen_episodes(env)
+    policy, window = _policy(cfg)
+    journal = open_journal(out, cfg, policy.contract, window=window)
+    todo = [index for index in chosen if index not in journal.finished]
+    frames = FrameLog(out / "frames") if cfg["frames"]["episodes"] > 0 else None
+    with tqdm(total=len(todo), unit="episode", desc="closed loop", disable=None) as bar:
+        rollouts = rollout_map_wam(
+            _plays(env, todo),
+            policy,
+            seed=cfg["seed"],
+            on_episode=None if frames is None else PlanLog(frames.folder),
+        )
+        record_episodes(journal, rollouts, bar)
+    dataset = played_dataset(env, policy.contract, chosen)
+    facts = run_facts(cfg, policy.contract, dataset, started=started, resumed=len(chosen) - len(todo))
+    parts = {name: cfg[name] for name in ("language", "visual", "executor")}
+    settings = {"tau": cfg["tau"], "window": window, "calibration": policy.calibration}
+    summary = write_map_wam(
+        out, journal, episodes=chosen, facts={**facts, **parts, **settings}, seed=cfg["seed"]
+    )
+    finish(cfg, out, journal, frames, chosen)
+    print_figures(summary, ("success_rate", "segments_mean", "gate_delay_mean", "gate_miss_rate"))
+    return 0
+
+
+def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
+    """The policy of three parts, and the gate's window."""
+    loaded = {
+        name: load_part(cfg[name], device=cfg["device"])
+        for name in ("language", "visual", "executor")
+        if cfg[name] not in ("oracle", "table", "none")
+    }
+    contract = _contract(cfg, loaded)
+    check_environment(contract, cfg, what="policy")
+    for name in ("visual", "executor"):
+        if name in loaded:
+            loaded[name].steps = cfg["steps"]
+    plan = contract.plan
+    assert plan is not None, "every contract of this mode has plan settings"
+    calibration = cfg["calibration"]
+    if calibration == "auto":
+        possible = (
+            plan.visual_plan != "none"
+            and plan.progress_mode == "modality"
+            and plan.executor_context == "plan"
+        )
+        calibration = "alignment" if possible else "none"
+    window = _window(cfg)
+    policy = MapWamPolicy(
+        _language(cfg, loaded, contract),
+        _visual(cfg, loaded, contract),
+        _executor(cfg, loaded, contract),
+        contract,
+        replan=cfg["replan"],
+        tau=cfg["tau"],
+        window=window,
+        calibration=calibration,
+        update_rule=cfg["update_rule"],
+        max_segment_steps=cfg["max_segment_steps"],
+        check_every=cfg["check_every"],
+    )
+    return policy, window
+
+
+def _contract(cfg: Mapping[str, Any], loaded: Mapping[str, Any]) -> Contract:
+    """One contract for the policy: the executor's, with the visual planner's kind of plan.
+
+    Raises:
+        MemerError: parts that were not made for each other, by field.
+    """
+    contracts = {name: Contract.load(cfg[name]) for name in loaded}
+    for name, contract in contracts.items():
+        if contract.plan is None:
+            raise MemerError(f"{name}={cfg[name]}: its contract has no plan settings; export a MaP-WAM part")
+    order = [name for name in ("executor", "visual", "language") if name in contracts]
+    if not order:
+        contract = _oracle_contract(cfg)
+    else:
+        contract = contracts[order[0]]
+        for name in order[1:]:
+            other = contracts[name]
+            apart = contract.differences(other)
+            free = [f for f in apart if not any(f == s or f.startswith(s + ".") for s in SHARED_FIELDS)]
+            contract.check_same(other, what=f"{order[0]} and {name}", allow=[*free, *cfg["allow_mismatch"]])
+        asked = contract.updated(cfg["contract"])
+        contract.check_same(
+            asked, what=f"{order[0]} and this evaluation's contract.*", allow=cfg["allow_mismatch"]
+        )
+        contract = asked
+    assert contract.plan is not None, "checked above"
+    if cfg["visual"] == "none":
+        if contract.plan.visual_plan != "none" and "executor" in loaded:
+            raise MemerError(
+                f"visual=none: {cfg['executor']} was trained with visual_plan {contract.plan.visual_plan!r}"
+            )
+        return replace(contract, plan=replace(contract.plan, visual_plan="none"))
+    if "visual" in contracts and contract.plan.visual_plan != "none":
+        theirs = contracts["visual"].plan
+        assert theirs is not None, "checked above"
+        return replace(contract, plan=replace(contract.plan, visual_plan=theirs.visual_plan))
+    return contract
+
+
+def _oracle_contract(cfg: Mapping[str, Any]) -> Contract:
+    """The benchmark's own contract, for a policy of oracles alone."""
+    values = cfg["oracle_contract"]
+    cameras = tuple(region["camera"] for region in values["plan"]["canvas"]["regions"])
+    size = cfg["env"]["frame_size"]
+    layout = CameraLayout(camera_keys=cameras, view_width=size, view_height=size)
+    return Contract(fps=float(FPS), cameras=layout).updated(values).updated(cfg["contract"])
+
+
+def _language(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contract) -> LanguagePlanner:
+    if "language" in loaded:
+        return loaded["language"]  # type: ignore[no-any-return]
+    if cfg["language"] == "table":
+        return TablePlanner.from_episodes(demonstrations(cfg["env"], cfg["num_demonstrations"]))
+    if cfg["language"] == "none":
+        raise UsageError("language: 'none', must be oracle, table or the folder of an exported planner")
+    return LanguageOracle(contract)
+
+
+def _visual(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contract) -> VisualPlanner | None:
+    if cfg["visual"] == "none":
+        return None
+    if cfg["visual"] == "table":
+        raise UsageError("visual: 'table', must be oracle, none or the folder of an exported world model")
+    if "visual" in loaded:
+        return loaded["visual"]  # type: ignore[no-any-return]
+    return VisualOracle(contract, frame_size=cfg["env"]["frame_size"])
+
+
+def _executor(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contract) -> Executor:
+    if "executor" in loaded:
+        return loaded["executor"]  # type: ignore[no-any-return]
+    if cfg["executor"] != "oracle":
+        raise UsageError(
+            f"executor: {cfg['executor']!r}, must be oracle or the folder of an exported executor"
+        )
+    return ExecutorOracle(contract)
+
+
+def _window(cfg: Mapping[str, Any]) -> int:
+    if cfg["window"] != "auto":
+        if type(cfg["window"]) is not int:
+            raise UsageError(f"window: {cfg['window']!r}, must be auto or a number of actions")
+        return cfg["window"]
+    found = demonstrations(cfg["env"], cfg["num_demonstrations"])
+    shortest = min(segment.end - segment.start for episode in found for segment in episode.segments)
+    return gate_window(shortest, cfg["tau"], largest=LARGEST_WINDOW)
+
+
+def _plays(env: Mapping[str, Any], indices: Iterable[int]) -> Iterator[PlayedEpisode]:
+    for index in indices:
+        yield PlayedEpisode(index, play(env, index))
