@@ -195,7 +195,7 @@ def test_several_episodes_in_lockstep_are_the_same_as_alone() -> None:
     torch.testing.assert_close(actions, torch.cat(chunks), atol=1e-5, rtol=1e-5)
 
 
-# -- losses -----------------------------------------------------------------------------------------------------
+# -- losses --------------------------------------------------------------------------------
 
 
 def test_padded_steps_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
