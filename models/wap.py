@@ -223,6 +223,23 @@ class WapModel(nn.Module):
         return PlanCache(self._prefill(parts, text, {})["P"], z_plan.shape[2])
 
     @torch.no_grad()
+    def extend_history(self, history: PlanCache, z_frames: Tensor, text: Tensor) -> PlanCache:
+        """Append past frames to a history (executor_context=full_history); the given cache stays valid.
+
+        Args:
+            history: of `prefill_plan` or this.
+            z_frames: float32[B, C, F, h, w], one latent per frame, each encoded alone.
+            text: float32[B, M, T] of `context`.
+        """
+        parts = [VideoPart("P", z_frames, history.latents, text.shape[1])]
+        new = self._prefill(parts, text, {"H": history.keys})["P"]
+        keys = [
+            (torch.cat((k, more_k), dim=1), torch.cat((v, more_v), dim=1))
+            for (k, v), (more_k, more_v) in zip(history.keys, new, strict=True)
+        ]
+        return PlanCache(keys, history.latents + z_frames.shape[2])
+
+    @torch.no_grad()
     def prefill_obs(
         self, plan: PlanCache, z_obs: Tensor, text: Tensor, state: Tensor, progress: Tensor | None
     ) -> ObsCache:

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -5,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.wap import PlanCache, WapBatch, WapModel, WapOutput
-from tests.models.wap_samples import random_batch, small_model
+from memer.errors import MemerError, UsageError
+from memer.plan_settings import CanvasLayout, CanvasRegion, PlanSettings
+from models.mot import ExpertSize
+from models.wap import PlanCache, WapBatch, WapModel, WapOutput, WapSettings, tiny_settings
+from models.wap_tokens import history_mask, sees, visibility
+from tests.models.wap_samples import random_batch, small_model, small_settings
 
 #: Every row of the specification's table of switches, and the executor's own options.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -228,3 +233,277 @@ def test_padded_steps_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = out.video.grad.transpose(1, 2)
     assert not frames[~latents].any()
     assert frames[latents].any()
+
+
+def test_padded_targets_are_not_in_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the network's outputs held fixed, padded steps may hold anything."""
+    model = small_model()
+    batch = random_batch(model.settings)
+    valid = torch.arange(8).expand(2, 8) < torch.tensor([[5], [2]])
+    latents = torch.tensor([[True, False], [True, False]])
+    batch = replace(batch, action_valid=valid, latent_valid=latents)
+    with torch.no_grad():
+        fixed = joint(model, batch)
+    monkeypatch.setattr(model, "forward", lambda **_: fixed)
+    clip = batch.z_clip.clone()
+    clip[:, :, 2] = 9.0
+    padded = replace(
+        batch,
+        z_clip=clip,
+        actions=batch.actions.masked_fill(~valid.unsqueeze(2), 9.0),
+        progress_target=batch.progress_target.masked_fill(~valid, 9.0),
+    )
+    expected, _ = model.loss(batch, generator=seeded())
+    assert torch.equal(model.loss(padded, generator=seeded())[0], expected)
+    supervised = replace(padded, action_valid=torch.ones_like(valid))
+    assert not torch.equal(model.loss(supervised, generator=seeded())[0], expected)
+
+
+def test_a_batch_of_padding_alone_has_loss_zero_and_gradients_zero() -> None:
+    model = small_model()
+    batch = random_batch(model.settings)
+    batch = replace(
+        batch,
+        action_valid=torch.zeros_like(batch.action_valid),
+        latent_valid=torch.zeros_like(batch.latent_valid),
+    )
+    loss, figures = model.loss(batch, generator=seeded())
+    loss.backward()
+    assert loss == 0
+    assert set(figures) == {"loss_video", "loss_action", "loss_progress"}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or not parameter.grad.any(), name
+
+
+def test_actions_and_progress_share_their_time_the_future_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Times read back from the noisy inputs of data that is constant."""
+    model = small_model()
+    batch = random_batch(model.settings, size=4)
+    seen: dict[str, Any] = {}
+    forward = model.forward
+
+    def keep(**inputs: Any) -> WapOutput:
+        seen.update(inputs)
+        return forward(**inputs)
+
+    monkeypatch.setattr(model, "forward", keep)
+    far = 1e6  # so that noise does not matter: noisy = (1 - t) far
+    big = replace(
+        batch,
+        z_clip=torch.full_like(batch.z_clip, far),
+        actions=torch.full_like(batch.actions, far),
+        progress_target=torch.full_like(batch.progress_target, (far + 1) / 2),
+    )
+    model.loss(big, generator=seeded())
+    t_action = 1 - seen["noisy_actions"] / far
+    t_progress = 1 - seen["noisy_progress"] / far
+    t_video = 1 - seen["noisy_future"] / far
+    for read, name in ((t_action, "t_chunk"), (t_progress, "t_chunk"), (t_video, "t_video")):
+        expected = seen[name].view(-1, *[1] * (read.dim() - 1)).expand_as(read)
+        torch.testing.assert_close(read, expected, atol=1e-4, rtol=0)
+    assert len({*seen["t_chunk"].tolist(), *seen["t_video"].tolist()}) == 8
+
+
+def test_the_loss_repeats_with_its_generator() -> None:
+    model = small_model()
+    batch = random_batch(model.settings)
+    first, _ = model.loss(batch, generator=seeded(3))
+    again, _ = model.loss(batch, generator=seeded(3))
+    other, _ = model.loss(batch, generator=seeded(4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_loss_weights_count() -> None:
+    settings = small_settings(lambda_video=0.5, lambda_action=2.0, lambda_progress=3.0)
+    model = small_model(settings)
+    loss, parts = model.loss(random_batch(settings), generator=seeded())
+    expected = 0.5 * parts["loss_video"] + 2 * parts["loss_action"] + 3 * parts["loss_progress"]
+    torch.testing.assert_close(loss.detach(), expected)
+
+
+@pytest.mark.parametrize("kind", ["velocity", "data"])
+def test_a_perfect_network_has_no_loss(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network is replaced by one that knows data and noise."""
+    settings = small_settings(video_prediction=kind, action_prediction=kind, progress_prediction=kind)
+    model = small_model(settings)
+    batch = random_batch(settings)
+    future, progress = batch.z_clip[:, :, 1:], (2 * batch.progress_target - 1).unsqueeze(2)
+
+    def perfect(**inputs: Any) -> WapOutput:
+        pairs = (
+            (inputs["noisy_future"], future, inputs["t_video"]),
+            (inputs["noisy_actions"], batch.actions, inputs["t_chunk"]),
+            (inputs["noisy_progress"], progress, inputs["t_chunk"]),
+        )
+        outputs = []
+        for noisy, data, t in pairs:
+            t = t.view(-1, *[1] * (data.dim() - 1))
+            outputs.append(data if kind == "data" else (noisy - data) / t)
+        return WapOutput(*outputs)
+
+    monkeypatch.setattr(model, "forward", perfect)
+    loss, _ = model.loss(batch, generator=seeded())
+    assert loss < 1e-6
+
+
+# -- switches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_trains_a_step_and_makes_a_chunk(name: str) -> None:
+    model = small_model(**VARIANTS[name])
+    s = model.settings
+    batch = random_batch(s)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    before, _ = model.loss(batch, generator=seeded())
+    before.backward()
+    unused = [n for n, p in model.named_parameters() if p.grad is None]
+    assert not [n for n in unused if not n.endswith("attn1.norm_q.weight")], unused
+    optimizer.step()
+    after, _ = model.loss(batch, generator=seeded())
+    assert after < before
+
+    inputs = caches(model, batch)
+    chunk = model.sample(*inputs, steps=2, generator=seeded())
+    assert chunk.actions.shape == (2, s.action_horizon, s.action_dim)
+    if s.progress_mode == "classification":
+        assert chunk.progress is None
+        probability = model.finished(*inputs[:4])
+        assert probability.shape == (2,)
+        assert ((probability > 0) & (probability < 1)).all()
+    else:
+        assert chunk.progress is not None
+        assert chunk.progress.shape == (2, s.action_horizon)
+    assert all(torch.isfinite(part).all() for part in chunk if part is not None)
+
+
+def test_the_classifier_reads_what_it_was_trained_on() -> None:
+    """One pass under the caches gives the joint pass' logit, whatever the noisy actions."""
+    model = small_model(**VARIANTS["classification"])
+    batch = random_batch(model.settings)
+    probability = model.finished(*caches(model, batch)[:4])
+    for shift in (0.0, 1.0):
+        with torch.no_grad():
+            logits = joint(model, batch, noisy_actions=batch.actions + shift).progress[:, 0, 0]
+        torch.testing.assert_close(logits.sigmoid(), probability, atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="classification"):
+        small_model().finished(*caches(small_model(), random_batch(small_settings()))[:4])
+
+
+def test_without_condition_the_progress_changes_nothing() -> None:
+    model = small_model(**VARIANTS["without progress condition"])
+    batch = random_batch(model.settings)
+    first = model.sample(*caches(model, batch), steps=2, generator=seeded())
+    other = model.sample(*caches(model, batch, progress=None), steps=2, generator=seeded())
+    assert torch.equal(first.actions, other.actions)
+    with pytest.raises(ValueError, match="progress is missing"):
+        caches(small_model(), random_batch(small_settings()), progress=None)
+
+
+def test_history_may_grow_frame_by_frame() -> None:
+    model = small_model(**VARIANTS["full history"])
+    batch = random_batch(model.settings, history=7)
+    assert batch.z_plan is not None
+    once = model.prefill_plan(batch.z_plan, batch.text_plan)
+    grown = model.prefill_plan(batch.z_plan[:, :, :1], batch.text_plan)
+    for start, stop in ((1, 2), (2, 5), (5, 7)):
+        grown = model.extend_history(grown, batch.z_plan[:, :, start:stop], batch.text_plan)
+    assert grown.latents == once.latents == 7
+    for ours, theirs in zip(grown.keys, once.keys, strict=True):
+        torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"progress_mode": "classification"}, "progress_condition"),
+        ({"executor_context": "full_history", "visual_plan": "none"}, "full_history"),
+        ({"executor_context": "full_history", "visual_plan": "current_only"}, "full_history"),
+        ({"visual_plan": "some"}, "visual_plan"),
+        ({"latent_height": 5}, "latent_height"),
+        ({"lambda_video": -1.0}, "lambda_video"),
+        ({"future_latents": 0}, "future_latents"),
+        ({"video": ExpertSize(hidden=30, ffn=48, num_layers=2, num_heads=2, head_dim=12)}, "hidden 30"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        small_settings(**changes)
+
+
+def test_a_velocity_that_cannot_pass_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="video_prediction=data"):
+        small_settings(channels=7, video_prediction="velocity")
+
+
+def test_settings_survive_json() -> None:
+    settings = small_settings(visual_plan="none", shift=3.0)
+    assert WapSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    with pytest.raises(MemerError, match="unknown field 'hidden'"):
+        WapSettings.from_dict({**settings.to_dict(), "hidden": 3})
+
+
+@pytest.mark.parametrize(
+    ("field", "cut", "message"),
+    [
+        ("z_plan", (slice(None), slice(None), slice(1, None)), r"z_plan.*\(2, 6, 3, 4, 4\)"),
+        ("z_clip", (slice(None), slice(3)), "z_clip"),
+        ("state", (slice(None), slice(1)), r"state: shape \(2, 1\).*\(2, 2\)"),
+        ("actions", (slice(None), slice(None), slice(2)), "actions"),
+        ("action_valid", (slice(None), slice(3)), "action_valid"),
+        ("text_plan", (slice(None), slice(4)), "text"),
+    ],
+)
+def test_a_batch_of_another_contract_is_refused_by_field(field: str, cut: Any, message: str) -> None:
+    model = small_model()
+    batch = random_batch(model.settings)
+    with pytest.raises(MemerError, match=message):
+        model.loss(replace(batch, **{field: getattr(batch, field)[cut]}))
+
+
+def test_the_contract_fixes_shapes_and_switches() -> None:
+    region = CanvasRegion(camera="base", y=0, x=0, height=32, width=32)
+    plan = PlanSettings(canvas=CanvasLayout(height=32, width=32, regions=(region,)), visual_plan="none")
+    tiny = tiny_settings()
+    settings = WapSettings.from_plan(
+        plan,
+        action_dim=4,
+        state_dim=4,
+        video=tiny.video,
+        action=tiny.action,
+        progress=tiny.progress,
+        freq_dim=64,
+        video_prediction="data",
+    )
+    assert settings == replace(tiny, visual_plan="none")
+
+
+def test_the_mask_is_the_published_picture() -> None:
+    sizes = {"P": 3, "O": 1, "F": 2, "A": 2, "R": 2}
+    rows = ["".join(".x"[int(cell)] for cell in row) for row in visibility(sizes, sees(small_settings()))]
+    assert rows == [
+        "xxx.......",
+        "xxx.......",
+        "xxx.......",
+        "xxxx......",
+        "xxxxxx....",
+        "xxxxxx....",
+        "xxxx..xxxx",
+        "xxxx..xxxx",
+        "xxxx..xxxx",
+        "xxxx..xxxx",
+    ]
+    classifier = small_settings(**VARIANTS["classification"])
+    rows = [
+        "".join(".x"[int(cell)] for cell in row) for row in visibility({**sizes, "R": 1}, sees(classifier))
+    ]
+    assert rows[-3:] == ["xxxx..xx.", "xxxx..xx.", "xxxx....x"]
+
+
+def test_frames_of_a_history_see_earlier_ones() -> None:
+    rows = ["".join(".x"[int(cell)] for cell in row) for row in history_mask(2, 2, cached=1)]
+    assert rows == ["xxxx..", "xxxx..", "xxxxxx", "xxxxxx"]
