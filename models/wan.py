@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers import WanTransformer3DModel
+from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from memer.errors import UsageError
 from models.rope import Rope, RopeTables, rope_1d, rope_rows, rotate
 
 __all__ = [
+    "CausalBlock",
     "CausalWan",
     "KeyValue",
     "Modulation",
@@ -112,19 +115,14 @@ def time_embedding(condition_embedder: nn.Module, t: Tensor) -> tuple[Tensor, Te
     return temb, condition_embedder.time_proj(condition_embedder.act_fn(temb)).unflatten(2, (6, -1))
 
 
-def modulation(block: nn.Module, time: Tensor, *, tokens_per_frame: int = 1) -> Modulation:
-    """The block's own table plus the projected time.
+def modulation(block: nn.Module, time: Tensor) -> Modulation:
+    """The block's own table plus the projected time: one row per latent frame, spread over its tokens later.
 
     Args:
         block: has `scale_shift_table` [1, 6, H].
         time: [B, F, 6, H].
-        tokens_per_frame: repeat every row that often; 1 keeps one row per latent frame, which the other
-            functions broadcast themselves.
     """
-    rows = block.scale_shift_table.unsqueeze(0) + time.float()
-    if tokens_per_frame > 1:
-        rows = rows.repeat_interleave(tokens_per_frame, dim=1)
-    return Modulation(*rows.unbind(2))
+    return Modulation(*(block.scale_shift_table.unsqueeze(0) + time.float()).unbind(2))
 
 
 def _per_row(x: Tensor, rows: Tensor) -> Tensor:
@@ -234,6 +232,36 @@ def post(
 # -- the transformer -------------------------------------------------------------------------------------
 
 
+class CausalBlock(WanTransformerBlock):
+    """The stock block; given text groups instead of one text it runs the functional layer.
+
+    The layer runs inside the block's own forward, as sharded training (FSDP, ZeRO-3) gathers weights there.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        text: Tensor | Sequence[TextGroup],
+        time: Tensor,
+        rope: Rope,
+        *,
+        mask: Tensor | None = None,
+        past: KeyValue | None = None,
+        checkpointing: bool = False,
+    ) -> Any:
+        """Stock: hidden states. With text groups: tokens [B, S, H], and the new keys and values."""
+        if isinstance(text, Tensor):
+            return super().forward(hidden_states, text, time, rope)
+        mod = modulation(self, time)
+        call = functools.partial(checkpoint, use_reentrant=False) if checkpointing else _plain
+        attn, k, v = call(_self_attention, self, hidden_states, mod, rope, mask, past)
+        return call(post, self, hidden_states, attn, mod, text), k, v
+
+
+def _plain(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
 class CausalWan(WanTransformer3DModel):
     """`WanTransformer3DModel` plus a forward pass with mask, cache, positions and texts as arguments.
 
@@ -247,6 +275,8 @@ class CausalWan(WanTransformer3DModel):
     @functools.wraps(WanTransformer3DModel.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        for block in self.blocks:
+            block.__class__ = CausalBlock  # same parameters and constructor, built by the stock class
         for name in ("added_kv_proj_dim", "image_dim"):
             if self.config[name] is not None:
                 raise UsageError(
@@ -327,12 +357,18 @@ class CausalWan(WanTransformer3DModel):
             Tokens [B, S, H] and per layer the keys and values of the new tokens alone.
         """
         new: list[KeyValue] = []
+        checkpointing = self.gradient_checkpointing and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            past = None if cache is None else cache[i]
-            mod = modulation(block, time)
-            attn, k, v = self._call(_self_attention, block, tokens, mod, rope, mask, past)
-            tokens = self._call(post, block, tokens, attn, mod, text_groups)
-            new.append((k, v))
+            tokens, *kept = block(
+                tokens,
+                text_groups,
+                time,
+                rope,
+                mask=mask,
+                past=None if cache is None else cache[i],
+                checkpointing=checkpointing,
+            )
+            new.append((kept[0], kept[1]))
         return tokens, new
 
     def predict(
@@ -369,12 +405,6 @@ class CausalWan(WanTransformer3DModel):
             stock = WanTransformer3DModel.from_config(self.config)
         stock.load_state_dict(self.state_dict(), assign=True)
         stock.save_pretrained(folder)
-
-    def _call(self, function: Any, *args: Any) -> Any:
-        """Call, keeping only the inputs for the backward pass when checkpointing is on."""
-        if self.gradient_checkpointing and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
-        return function(*args)
 
 
 def _self_attention(
