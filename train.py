@@ -1,4 +1,4 @@
-"""Train one planner: `python train.py experiment=NAME ...`, `python train.py -m sweep=NAME`.
+"""Train one model: `python train.py experiment=NAME ...`, `python train.py -m sweep=NAME`.
 
 Wires what the config names (data, model, callbacks, logger, trainer), goes on from the newest checkpoint of
 the run folder if there is one, and fits; merging, export and summary are callbacks of the fit.
@@ -49,7 +49,7 @@ def main(cfg: dict[str, Any]) -> None:
     log.info("training data: %s samples of %s", described["train"]["samples"], described["sources"])
 
     model = dict(cfg["model"]["module"])
-    if cfg["model"]["tiny_base"] is not None:
+    if cfg["model"].get("tiny_base") is not None:
         model["base"] = str(make_base(run_dir / "base", cfg["model"]["tiny_base"], data, contract))
     module = instantiate(model, where="model.module", contract=contract)
     data.bind(module.make_collator())

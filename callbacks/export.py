@@ -1,20 +1,26 @@
-"""Export what was trained as a folder that transformers, vLLM and `memer.artifact.load_policy` can load.
+"""Export what was trained as a folder that can be loaded by itself.
 
-run_dir/export/                   the merged model that MergeCallback chose, or the tuned weights without one
-run_dir/exports/step_00000500/    the tuned weights in mid-training, when asked for
+run_dir/export/                   the merged model that MergeCallback chose, or the trained weights
+run_dir/exports/step_00000500/    the trained weights in mid-training, when asked for
+
+A planner becomes a folder of its base's form (transformers, vLLM, `memer.artifact.load_policy`); a module
+that saves its own model (`callbacks.whole.SavesModel`) decides on the form itself.
 """
 
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from torch import Tensor
 
 from callbacks.merge import MergeCallback
 from callbacks.reload import check_reload
 from callbacks.tuned import TunedModel
+from callbacks.whole import SavesModel, WholeModel, gathered_weights
 from memer.artifact import verify_artifact
 from memer.errors import UsageError
 from memer.folders import new_folders
@@ -30,7 +36,7 @@ class ExportCallback(pl.Callback):
         every_n_steps: optimizer steps between exports in mid-training, each takes the model's size on disk; 0
             exports at the end only.
         keep_last: such exports kept, older ones are removed; 0 keeps all.
-        check: load every export and compare its logits with the model in memory; needs memory for one more
+        check: load every export and compare its outputs with the model in memory; needs memory for one more
             float32 copy of the model.
     """
 
@@ -55,7 +61,7 @@ class ExportCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Before training: is the base one that can be exported at all?"""
         self.path = None
-        if stage == "fit" and trainer.is_global_zero:
+        if stage == "fit" and trainer.is_global_zero and not isinstance(pl_module, SavesModel):
             TunedModel(pl_module, step=0)  # type: ignore[arg-type]  # a Lightning module, see TunedModule
 
     def on_train_batch_end(
@@ -66,12 +72,10 @@ class ExportCallback(pl.Callback):
         if not self.every_n_steps or step == 0 or step % self.every_n_steps or step == self._last_step:
             return
         self._last_step = step
+        weights = gathered_weights(trainer, pl_module)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             folder = self._root(trainer) / "exports"
-            tuned = TunedModel(pl_module, step=step)  # type: ignore[arg-type]
-            out = tuned.export(
-                folder / f"step_{step:08d}", check=lambda hidden: self._check_reload(hidden, tuned)
-            )
+            out = self._export(folder / f"step_{step:08d}", pl_module, weights, step=step)
             log.info("exported step %d to %s", step, out)
             if self.keep_last:
                 for old in sorted(folder.glob("step_*"))[: -self.keep_last]:
@@ -79,21 +83,31 @@ class ExportCallback(pl.Callback):
         trainer.strategy.barrier("export")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Export the chosen merge."""
+        """Export the chosen merge, or what was trained."""
+        weights = gathered_weights(trainer, pl_module)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        tuned = TunedModel(pl_module, step=trainer.global_step)  # type: ignore[arg-type]
         out = self._root(trainer) / "export"
         merging = next((c for c in trainer.callbacks if isinstance(c, MergeCallback)), None)  # type: ignore[attr-defined]
-        if merging is None:
-            tuned.export(out, check=lambda hidden: self._check_reload(hidden, tuned))
+        if merging is None or weights is not None:
+            self._export(out, pl_module, weights, step=trainer.global_step)
         else:
+            tuned = TunedModel(pl_module, step=trainer.global_step)  # type: ignore[arg-type]
             best = merging.merge(trainer, pl_module).best
             with new_folders([out], replace=True) as (folder,):
                 copy_artifact(best.folder, folder)
                 self._check_reload(folder, tuned)
         self.path = out
         log.info("exported to %s", out)
+
+    def _export(
+        self, out: Path, module: pl.LightningModule, weights: Mapping[str, Tensor] | None, *, step: int
+    ) -> Path:
+        if weights is not None:
+            assert isinstance(module, SavesModel)
+            return WholeModel(module, step=step, weights=weights).export(out, check=self.check)
+        tuned = TunedModel(module, step=step)  # type: ignore[arg-type]
+        return tuned.export(out, check=lambda hidden: self._check_reload(hidden, tuned))
 
     def _check_reload(self, folder: Path, tuned: TunedModel) -> None:
         if self.check:

@@ -3,7 +3,8 @@
     run_dir/samples/step_00000500.json     texts, the answer to learn, the model's own answer
     run_dir/samples/step_00000500/*.jpg    the pictures as the model sees them
 
-The samples stay the same over the run, so that answers can be compared.
+The samples stay the same over the run, so that answers can be compared. Samples of plans are strips of
+frames, see `callbacks.plan_samples`.
 """
 
 import logging
@@ -15,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning.pytorch as pl
 from PIL import Image
 
+from callbacks.plan_samples import DrawsPlans, plan_record
 from callbacks.wandb_runs import wandb_run
 from memer.contract import Contract
 from memer.errors import UsageError
@@ -31,7 +33,7 @@ class GivesExamples(Protocol):
 
     contract: Contract
 
-    def example_samples(self, count: int) -> list[PlannerSample]:
+    def example_samples(self, count: int) -> list[Any]:
         """The same `count` samples at every call, spread over the data."""
         ...
 
@@ -63,7 +65,7 @@ class SampleLog(pl.Callback):
         self.count = count
         self.every_n_validations = every_n_validations
         self.run_dir = run_dir
-        self._samples: list[PlannerSample] = []
+        self._samples: list[Any] = []
         self._validations = 0
         self._last_step = -1
 
@@ -93,18 +95,25 @@ class SampleLog(pl.Callback):
             return
         self._last_step = step
         folder = Path(self.run_dir or trainer.default_root_dir) / "samples"
-        answers: Sequence[str | None] = [None] * len(self._samples)
-        if isinstance(pl_module, AnswersSamples):
-            answers = pl_module.answer_samples(self._samples)
         name = f"step_{step:08d}"
         records = [
             sample_record(sample, contract, predicted=answer, folder=folder, stem=f"{name}/{k}")
-            for k, (sample, answer) in enumerate(zip(self._samples, answers, strict=True))
+            if isinstance(sample, PlannerSample)
+            else plan_record(sample, drawn=answer, folder=folder, stem=f"{name}/{k}")
+            for k, (sample, answer) in enumerate(zip(self._samples, self._answers(pl_module), strict=True))
         ]
         write_json(folder / f"{name}.json", {"step": step, "samples": records})
         run = wandb_run(trainer)
         if run is not None:
             _to_wandb(run, records, folder, step)
+
+    def _answers(self, module: pl.LightningModule) -> Sequence[Any]:
+        """What the model gives for the samples, None where it is not asked."""
+        if isinstance(module, AnswersSamples):
+            return module.answer_samples(self._samples)
+        if isinstance(module, DrawsPlans):
+            return module.draw_plans(self._samples)
+        return [None] * len(self._samples)
 
 
 def sample_record(

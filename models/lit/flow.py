@@ -1,0 +1,266 @@
+"""What the trainings of the world model and of the executor share: noise, codec, checks, checkpoints.
+
+Everything in the transformers trains; the visual codec and the text encoder are frozen, run inside the step
+and are no part of the module's weights. Noise and flow times come from a generator seeded by (seed, rank,
+number of the batch), so that a run that was killed goes on to the same weights.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from memer.canvas import to_signed
+from memer.contract import Contract
+from memer.errors import MemerError, UsageError
+from memer.plan_settings import PlanSettings
+from models.codec import VisualCodec, make_codec
+from models.collate_plans import Batch, plan_of
+from models.lit.window import check_step
+from models.optim import OptimSettings, make_optimizer
+from models.text import TextEncoder, make_text_encoder
+
+BatchT = TypeVar("BatchT", bound=Batch)
+
+STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "DeepSpeedStrategy", "FSDPStrategy")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+#: Strategies under which a rank holds a part of each gradient only.
+_SHARDED = ("DeepSpeedStrategy", "FSDPStrategy")
+#: Streams of random numbers that never meet.
+TRAINING, VALIDATION, SAMPLING = range(3)
+
+VALIDATION_LOG: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True}
+
+
+class Frozen:
+    """Codec and text encoder, loaded at the first use; not a module, so nobody trains or saves them."""
+
+    def __init__(self, plan: PlanSettings) -> None:
+        self._plan = plan
+        self._device: torch.device | None = None
+        self._codec: VisualCodec | None = None
+        self._texts: TextEncoder | None = None
+
+    def latents(self, frames: Tensor) -> Tensor:
+        """Encode clips without gradients.
+
+        Args:
+            frames: uint8[B, 1 + 4 * m, H, W, 3].
+
+        Returns:
+            float32[B, C, 1 + m, h, w].
+        """
+        codec = self.codec(frames.device)
+        with torch.no_grad():
+            return codec.encode(to_signed(frames).transpose(1, 2)).float()
+
+    def codec(self, device: torch.device) -> VisualCodec:
+        """The codec on a device."""
+        if self._codec is None or self._device != device:
+            self._codec, self._device = make_codec(self._plan.codec, device=device), device
+        return self._codec
+
+    def embeddings(self, texts: Sequence[str], *, device: torch.device) -> Tensor:
+        """float32[B, M, T] of texts; equal texts are encoded once."""
+        if self._texts is None:
+            self._texts = make_text_encoder(self._plan.text, device=device)
+        with torch.no_grad():
+            return self._texts.encode(texts).to(device=device, dtype=torch.float32)
+
+
+class FlowModule(pl.LightningModule, Generic[BatchT]):
+    """A thin LightningModule around a model that is trained by flow matching.
+
+    Args:
+        contract: of the data, with plan settings.
+        optim: optimizer and schedule.
+        activation_checkpointing: recompute layer by layer in the backward pass; saves memory, costs time.
+        max_sampled: validation samples per rank that are generated in full, each time.
+        sample_steps: Euler steps of these.
+        seed: of initial values, noise and flow times.
+    """
+
+    #: Attributes that rebuild the module from a checkpoint, besides those of this class.
+    own_settings: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        contract: Contract | Mapping[str, Any],
+        optim: OptimSettings | Mapping[str, Any],
+        activation_checkpointing: bool = False,
+        max_sampled: int = 16,
+        sample_steps: int = 10,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.contract = contract if isinstance(contract, Contract) else Contract.from_dict(contract)
+        self.plan = plan_of(self.contract)
+        self.optim = optim if isinstance(optim, OptimSettings) else OptimSettings(**optim)
+        self.activation_checkpointing = activation_checkpointing
+        self.max_sampled = max_sampled
+        self.sample_steps = sample_steps
+        self.seed = seed
+        self.frozen = Frozen(self.plan)
+        self.model: Any = None
+        self._sampled = 0
+        self._sample_ids: tuple[str, ...] = ()
+        self._loss: Tensor | None = None
+        self._tables: dict[str, Tensor] = {}
+
+    def build_model(self) -> nn.Module:
+        """The model with its initial weights; called once, with torch's random numbers seeded."""
+        raise NotImplementedError
+
+    def losses(self, batch: BatchT, *, generator: torch.Generator) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of a batch, and figures by name."""
+        raise NotImplementedError
+
+    def generate(self, batch: BatchT, count: int, *, generator: torch.Generator) -> None:
+        """Generate for the first `count` samples of a validation batch and log how far off it is."""
+        raise NotImplementedError
+
+    def make_collator(self) -> Callable[[Any], BatchT]:
+        """The collate function for this model's data."""
+        raise NotImplementedError
+
+    def save_model(self, folder: Path) -> None:
+        """Write weights and settings into an existing folder; the contract is the caller's."""
+        raise NotImplementedError
+
+    def configure_model(self) -> None:
+        """Build the model; does nothing the second time."""
+        if self.model is not None:
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.model = self.build_model()
+        self._tables = {name: table.clone() for name, table in self.model.named_buffers()}
+        self.train()
+
+    def setup(self, stage: str) -> None:
+        """Refuse precisions that lose small updates, and strategies that were never thought through."""
+        if stage != "fit":
+            return
+        strategy = type(self.trainer.strategy).__name__
+        if strategy not in STRATEGIES:
+            raise UsageError(f"trainer.strategy: {strategy}, must be one device, ddp, deepspeed or fsdp")
+        if str(self.trainer.precision) not in PRECISIONS:
+            raise UsageError(
+                f"trainer.precision: {self.trainer.precision!r}, must be one of {', '.join(PRECISIONS)}; "
+                "weights kept in 16 bits lose small updates, and rotary tables their positions"
+            )
+
+    def on_fit_start(self) -> None:
+        """Put the rotary tables back in float32: DeepSpeed casts buffers with the weights."""
+        for name, table in self._tables.items():
+            owner, _, leaf = name.rpartition(".")
+            module = self.model.get_submodule(owner)
+            if module._buffers[leaf].dtype != table.dtype:
+                module._buffers[leaf] = table.to(module._buffers[leaf].device)
+
+    def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
+        """The loss under noise that only seed, rank and the number of the batch decide."""
+        number = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        loss, figures = self.losses(batch, generator=self.generator(TRAINING, number))
+        self._sample_ids += batch.sample_ids
+        self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch))
+        for name, value in figures.items():
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch))
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Stop before the weights change.
+
+        Raises:
+            MemerError: loss or gradient is not finite, or exactly zero; names the samples.
+        """
+        assert self._loss is not None
+        loss, sample_ids = self._loss, self._sample_ids
+        self._loss, self._sample_ids = None, ()
+        norm = loss.new_ones(())
+        if type(self.trainer.strategy).__name__ not in _SHARDED:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
+            self.log("train/grad_norm", norm, batch_size=1)
+        value, grad_norm = torch.stack([loss.float(), norm.to(loss).float()]).tolist()  # the one sync
+        check_step(loss=value, grad_norm=grad_norm, step=self.trainer.global_step + 1, sample_ids=sample_ids)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=1)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """As the trainer says; sharded gradients are clipped by the wrapper that knows all of them."""
+        strategy: Any = self.trainer.strategy
+        if type(strategy).__name__ == "FSDPStrategy":
+            if gradient_clip_val:
+                strategy.model.clip_grad_norm_(gradient_clip_val)
+            return
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def on_validation_epoch_start(self) -> None:
+        """Generate anew."""
+        self._sampled = 0
+
+    def validation_step(self, batch: BatchT, batch_idx: int) -> None:
+        """The loss under the same noise every time, and some generated results."""
+        loss, figures = self.losses(batch, generator=self.generator(VALIDATION, batch_idx))
+        for name, value in {"loss": loss, **figures}.items():
+            self.log(f"val/{name}", value, batch_size=len(batch), **VALIDATION_LOG)
+        count = min(len(batch), self.max_sampled - self._sampled)
+        if count > 0:
+            self._sampled += count
+            self.generate(batch, count, generator=self.generator(SAMPLING, batch_idx))
+
+    def generator(self, stream: int, number: int) -> torch.Generator:
+        """Random numbers that seed, rank, stream and number decide."""
+        words = np.random.SeedSequence([self.seed, self.global_rank, stream, number]).generate_state(2)
+        generator = torch.Generator(device=self.device)
+        return generator.manual_seed(int(words[0]) | (int(words[1] >> 1) << 32))
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW, cosine schedule per optimizer step."""
+        optimizer, schedule = make_optimizer(self.named_parameters(), self.optim)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Write the contract beside the weights."""
+        checkpoint["memer"] = {"contract": self.contract.to_dict()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse weights that do not belong to this model.
+
+        Raises:
+            MemerError: another contract, or tensors missing, unknown or of another shape, with counts.
+        """
+        self.configure_model()
+        ours, found = self.state_dict(), checkpoint["state_dict"]
+        fitting = [n for n, t in ours.items() if n in found and found[n].shape == t.shape]
+        wrong = sorted((ours.keys() | found.keys()) - set(fitting))
+        if wrong:
+            raise MemerError(
+                f"checkpoint: {len(fitting)} of {len(ours)} tensors match, first that does not: {wrong[0]}; "
+                "was it written by a model of another size or kind?"
+            )
+        theirs = Contract.from_dict(checkpoint["memer"]["contract"], where="checkpoint")
+        theirs.check_same(self.contract, what="checkpoint against run")
+
+    def remember_settings(self) -> None:
+        """Put the arguments into the checkpoint as plain JSON values, readable with weights_only=True."""
+        names = ("activation_checkpointing", "max_sampled", "sample_steps", "seed", *self.own_settings)
+        values = {
+            "contract": self.contract.to_dict(),
+            "optim": asdict(self.optim),
+            **{name: getattr(self, name) for name in names},
+        }
+        self.save_hyperparameters(json.loads(json.dumps(values)), logger=False)
