@@ -141,7 +141,7 @@ class WapModel(nn.Module):
             parts["loss_progress"] = masked_mse(
                 to_velocity(out.progress, noisy_progress, t_chunk, kind=s.progress_prediction),
                 noises[2] - progress,
-                batch.action_valid,
+                batch.action_valid if batch.progress_valid is None else batch.progress_valid,
                 weight=weigh(t_chunk),
             )
         weights = (s.lambda_video, s.lambda_action, s.lambda_progress)

@@ -197,6 +197,7 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
             actions=batch.actions,
             action_valid=batch.action_valid,
             progress_target=batch.progress_target,
+            progress_valid=batch.progress_valid,
             latent_valid=batch.latent_valid,
             finished=batch.finished,
         )
