@@ -110,7 +110,9 @@ def rope_1d(tables: RopeTables, positions: Tensor, *, device: torch.device | str
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
-    """Rotate the pairs of neighbouring channels of x [B, S, heads, head_dim], in float32."""
-    cos, sin = rope
-    x1, x2 = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1).flatten(-2).type_as(x)
+    """Rotate the pairs of neighbouring channels of x [B, S, heads, head_dim], in float32.
+
+    One complex product instead of four real ones and their sums: equal to the last bit, several times faster.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.complex(*rope)).flatten(-2).type_as(x)
