@@ -14,17 +14,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from memer.errors import MemerError
 from memer.flow import euler_times, integrate, interpolate, loss_weight, masked_mse, sample_time, to_velocity
-from memer.plan_settings import LATENT_PATCH
-from models.mot import Expert, MixtureOfTransformers, Stream
-from models.wan import CausalWan, KeyValue, time_embedding
-from models.wap_batch import Chunk, ObsCache, PlanCache, WapBatch, WapOutput, check_batch
+from models.wan import KeyValue, time_embedding
+from models.wap_batch import Chunk, WapBatch, WapOutput, check_batch
+from models.wap_cache import ObsCache, PlanCache, cached_groups, chunk_rooms, token_counts
+from models.wap_network import WapNetwork
 from models.wap_settings import WapSettings, full_settings, tiny_settings
-from models.wap_tokens import TIME_SCALE, VideoPart, attention_calls, line_stream, video_stream
+from models.wap_tokens import TIME_SCALE, VideoPart, attention_calls, video_stream
 
 __all__ = [
     "Chunk",
@@ -38,44 +37,14 @@ __all__ = [
     "tiny_settings",
 ]
 
+#: Past frames that go through the network at once.
+_HISTORY_PIECE = 16
+
 Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
-class WapModel(nn.Module):
-    """Three experts, video, action and progress, over shared attention.
-
-    Args:
-        settings: sizes and switches.
-        checkpointing: keep only every layer's inputs for the backward pass.
-
-    Raises:
-        UsageError: the experts disagree in layers, heads or head_dim.
-    """
-
-    def __init__(self, settings: WapSettings, *, checkpointing: bool = False) -> None:
-        super().__init__()
-        s = self.settings = settings
-        experts = {"video": s.video, "action": s.action, "progress": s.progress}
-        self.mot = MixtureOfTransformers(experts, checkpointing=checkpointing)
-        # The stock transformer without blocks: those live in the layers.
-        self.video = CausalWan(
-            patch_size=(1, LATENT_PATCH, LATENT_PATCH),
-            num_attention_heads=s.video.num_heads,
-            attention_head_dim=s.video.head_dim,
-            in_channels=s.channels,
-            out_channels=s.channels,
-            text_dim=s.text_dim,
-            freq_dim=s.freq_dim,
-            ffn_dim=s.video.ffn,
-            num_layers=0,
-            eps=s.video.eps,
-        )
-        shared = {"text_dim": s.text_dim, "freq_dim": s.freq_dim}
-        self.action = Expert(s.action, token_dim=s.action_dim, **shared)
-        learned = s.progress_mode == "classification"
-        self.progress = Expert(s.progress, token_dim=1, learned_token=learned, **shared)
-        self.state_in = nn.Linear(s.state_dim, s.text_dim)
-        self.progress_in = nn.Linear(1, s.text_dim) if s.progress_condition else None
+class WapModel(WapNetwork):
+    """The executor: losses, prefills and sampler over its network."""
 
     # -- training ---------------------------------------------------------------------
 
@@ -149,63 +118,6 @@ class WapModel(nn.Module):
         assert isinstance(total, Tensor)
         return total, {name: part.detach() for name, part in parts.items()}
 
-    def forward(
-        self,
-        *,
-        z_plan: Tensor | None,
-        z_obs: Tensor,
-        text: Tensor,
-        state: Tensor,
-        progress: Tensor | None,
-        noisy_actions: Tensor,
-        noisy_progress: Tensor,
-        t_chunk: Tensor,
-        noisy_future: Tensor | None = None,
-        t_video: Tensor | None = None,
-    ) -> WapOutput:
-        """One joint pass over all groups.
-
-        Args:
-            z_plan: float32[B, C, 3, h, w], or the history [B, C, n, h, w] of executor_context=full_history.
-            z_obs: float32[B, C, 1, h, w].
-            text: float32[B, M, T] of `context`.
-            state: float32[B, D_s].
-            progress: float32[B] in [0, 1]; unused without progress_condition.
-            noisy_actions: float32[B, horizon, D].
-            noisy_progress: float32[B, horizon, 1] in [-1, 1] plus noise; unused in classification.
-            t_chunk: float32[B] in [0, 1], of actions and progress.
-            noisy_future: float32[B, C, n, h, w]; None leaves F out.
-            t_video: float32[B], of the future.
-        """
-        context = self._condition(text, state, progress)
-        visible = context.shape[1]
-        parts = [] if z_plan is None else [VideoPart("P", z_plan, 0, text.shape[1])]
-        start = self._start(0 if z_plan is None else z_plan.shape[2])
-        parts.append(VideoPart("O", z_obs, start, visible))
-        if noisy_future is not None:
-            parts.append(VideoPart("F", noisy_future, start + 1, visible, t_video))
-        video, stream, temb = video_stream(self.video, parts, context)
-        t = t_chunk.unsqueeze(1)
-        clean = self.settings.progress_mode == "classification"
-        streams = {
-            "video": stream,
-            "action": self._chunk_stream("action", context, t=t),
-            "progress": self._chunk_stream("progress", context, t=torch.zeros_like(t) if clean else t),
-        }
-        tokens = {
-            "video": video,
-            "action": self.action.embed(noisy_actions, batch=len(state)),
-            "progress": self.progress.embed(noisy_progress, batch=len(state)),
-        }
-        calls = attention_calls(streams, self.settings)
-        wanted = "AR" if noisy_future is None else "FAR"
-        out, _, _ = self.mot(tokens, streams=streams, calls=calls, wanted=wanted)
-        future = None
-        if noisy_future is not None:
-            temb = temb[:, -noisy_future.shape[2] :]
-            future = self.video.head(out["video"], temb, grid=self.video.grid(z_obs))
-        return WapOutput(future, self.action.proj_out(out["action"]), self.progress.proj_out(out["progress"]))
-
     # -- inference --------------------------------------------------------------------
 
     @torch.no_grad()
@@ -219,25 +131,32 @@ class WapModel(nn.Module):
         """
         if z_plan is None:
             return PlanCache([], 0)
+        if self.settings.executor_context == "full_history":
+            return self.extend_history(PlanCache([], 0), z_plan, text)
         parts = [VideoPart("P", z_plan, 0, text.shape[1])]
-        return PlanCache(self._prefill(parts, text, {})["P"], z_plan.shape[2])
+        return PlanCache(self.prefill(parts, text, {})["P"], z_plan.shape[2])
 
     @torch.no_grad()
     def extend_history(self, history: PlanCache, z_frames: Tensor, text: Tensor) -> PlanCache:
-        """Append past frames to a history (executor_context=full_history); the given cache stays valid.
+        """Append past frames to a history (executor_context=full_history).
+
+        Long pieces go through the network in short ones, so that no mask is as long as the history squared.
+        The given cache stays valid, but only the newest may be extended.
 
         Args:
             history: of `prefill_plan` or this.
             z_frames: float32[B, C, F, h, w], one latent per frame, each encoded alone.
             text: float32[B, M, T] of `context`.
         """
-        parts = [VideoPart("P", z_frames, history.latents, text.shape[1])]
-        new = self._prefill(parts, text, {"H": history.keys})["P"]
-        keys = [
-            (torch.cat((k, more_k), dim=1), torch.cat((v, more_v), dim=1))
-            for (k, v), (more_k, more_v) in zip(history.keys, new, strict=True)
-        ]
-        return PlanCache(keys, history.latents + z_frames.shape[2])
+        s = self.settings
+        spare = s.frame_tokens + s.action_horizon + s.progress_tokens
+        for piece in z_frames.split(_HISTORY_PIECE, dim=2):
+            parts = [VideoPart("P", piece, history.latents, text.shape[1])]
+            cached = {"H": history.keys} if history.latents else {}
+            room = history.room(s.frame_tokens * piece.shape[2])
+            new = self.prefill(parts, text, cached, rooms=room)["P"]
+            history = history.extended(new, latents=piece.shape[2], spare=spare)
+        return history
 
     @torch.no_grad()
     def prefill_obs(
@@ -252,9 +171,10 @@ class WapModel(nn.Module):
             state: float32[B, D_s], normalised.
             progress: float32[B] in [0, 1]; None without progress_condition.
         """
-        context = self._condition(text, state, progress)
-        parts = [VideoPart("O", z_obs, self._start(plan.latents), context.shape[1])]
-        return ObsCache(self._prefill(parts, context, _cached(plan))["O"])
+        context = self.condition(text, state, progress)
+        parts = [VideoPart("O", z_obs, self.start(plan.latents), context.shape[1])]
+        rooms = plan.room(self.settings.frame_tokens)
+        return ObsCache(self.prefill(parts, context, cached_groups(plan), rooms=rooms)["O"])
 
     def sample(
         self,
@@ -302,11 +222,11 @@ class WapModel(nn.Module):
         """
         if self.settings.progress_mode != "classification":
             raise ValueError("finished() needs progress_mode=classification; read the progress of sample()")
-        context = self._condition(text, state, None)
-        streams = {"progress": self._chunk_stream("progress", context, t=state.new_zeros(1, 1))}
+        context = self.condition(text, state, None)
+        streams = {"progress": self.chunk_stream("progress", context, t=state.new_zeros(1, 1))}
         tokens = {"progress": self.progress.embed(None, batch=len(state))}
-        cached = _cached(plan, obs)
-        calls = attention_calls(streams, self.settings, cached=_tokens(cached))
+        cached = cached_groups(plan, obs)
+        calls = attention_calls(streams, self.settings, cached=token_counts(cached))
         out, _, _ = self.mot(tokens, streams=streams, calls=calls, wanted="R", cached=cached)
         return self.progress.proj_out(out["progress"])[:, 0, 0].sigmoid()
 
@@ -336,18 +256,19 @@ class WapModel(nn.Module):
         noise = tuple(_noise(shape, generator, device) for shape in shapes)
 
         # What no Euler step changes: the times of all steps, the text's keys, the cached keys.
-        context = self._condition(text, state, progress)
+        context = self.condition(text, state, progress)
         times = euler_times(steps, shift=s.shift)
         t = torch.tensor([times[:-1]], device=device)
-        streams = {name: self._chunk_stream(name, context, t=t) for name in names if name != "video"}
+        streams = {name: self.chunk_stream(name, context, t=t) for name in names if name != "video"}
         if future:
-            parts = [VideoPart("F", noise[-1], self._start(plan.latents) + 1, context.shape[1])]
+            parts = [VideoPart("F", noise[-1], self.start(plan.latents) + 1, context.shape[1])]
             _, stream, _ = video_stream(self.video, parts, context)
             temb, rows = time_embedding(self.video.condition_embedder, TIME_SCALE * t)
             streams["video"] = replace(stream, time=rows)
-        cached = _cached(plan, obs)
-        calls = attention_calls(streams, s, cached=_tokens(cached))
-        rooms = _rooms(cached, sum(x.shape[1] for x in noise)) if len(calls) == 1 else None
+        cached = cached_groups(plan, obs)
+        calls = attention_calls(streams, s, cached=token_counts(cached))
+        new_tokens = sum(x.shape[1] for x in noise)
+        rooms = chunk_rooms(plan, obs, new_tokens=new_tokens) if len(calls) == 1 else None
         texts: list[dict[str, KeyValue]] | None = None
         step = {time: i for i, time in enumerate(times)}
 
@@ -356,7 +277,7 @@ class WapModel(nn.Module):
             i = step[time]
             state_of = dict(zip(names, y, strict=True))
             out, _, texts = self.mot(
-                {name: self._embed(name, x) for name, x in state_of.items()},
+                {name: self.embed(name, x) for name, x in state_of.items()},
                 streams={k: replace(stream, time=stream.time[:, i : i + 1]) for k, stream in streams.items()},
                 calls=calls,
                 wanted="FAR",
@@ -369,92 +290,13 @@ class WapModel(nn.Module):
                 if name == "video":
                     prediction = self.video.head(out[name], temb[:, i : i + 1], grid=self.video.grid(x))
                 else:
-                    prediction = self._expert(name).proj_out(out[name])
+                    prediction = self.expert(name).proj_out(out[name])
                 velocities.append(to_velocity(prediction, x, time, kind=kinds[name]))
             return tuple(velocities)
 
         sampled = dict(zip(names, integrate(field, noise, times), strict=True))
         scores = (sampled["progress"].squeeze(2) + 1) / 2 if "progress" in sampled else None
         return Chunk(sampled["action"], scores, sampled.get("video"))
-
-    # -- parts ------------------------------------------------------------------------
-
-    def context(self, text_plan: Tensor, text_global: Tensor | None = None) -> Tensor:
-        """The text that the executor sees: [B, M, T], or [B, 2 M, T] with target_text=plan+global.
-
-        Raises:
-            MemerError: the global text is missing, or the number of tokens is not that of the settings.
-        """
-        s = self.settings
-        texts = [text_plan]
-        if s.target_text == "plan+global":
-            if text_global is None:
-                raise MemerError("text_global: missing, target_text=plan+global needs the task's instruction")
-            texts.append(text_global)
-        for text in texts:
-            if text.shape[1:] != (s.text_tokens, s.text_dim):
-                raise MemerError(
-                    f"text: {tuple(text.shape[1:])} tokens and values, the executor was made for "
-                    f"({s.text_tokens}, {s.text_dim}); take the contract's text settings"
-                )
-        return torch.cat(texts, dim=1) if len(texts) > 1 else text_plan
-
-    def _condition(self, text: Tensor, state: Tensor, progress: Tensor | None) -> Tensor:
-        """Text plus one token each for state and progress: [B, M + 1 or 2, T]."""
-        tokens = [text, self.state_in(state).unsqueeze(1)]
-        if self.progress_in is not None:
-            if progress is None:
-                raise ValueError(
-                    "progress is missing; this executor is told its progress (progress_condition)"
-                )
-            tokens.append(self.progress_in(2 * progress.unsqueeze(1) - 1).unsqueeze(1))
-        return torch.cat(tokens, dim=1)
-
-    def _start(self, plan_latents: int) -> int:
-        """Time position of the observation."""
-        return plan_latents if self.settings.rope == "sequential" else 0
-
-    def _expert(self, name: str) -> Expert:
-        return self.action if name == "action" else self.progress
-
-    def _embed(self, name: str, x: Tensor) -> Tensor:
-        return self.video.embed(x) if name == "video" else self._expert(name).embed(x, batch=len(x))
-
-    def _chunk_stream(self, name: str, context: Tensor, *, t: Tensor) -> Stream:
-        s = self.settings
-        group, length = ("A", s.action_horizon) if name == "action" else ("R", s.progress_tokens)
-        return line_stream(self._expert(name), group, length, context, t=t, head_dim=s.video.head_dim)
-
-    def _prefill(
-        self, parts: Sequence[VideoPart], context: Tensor, cached: dict[str, list[KeyValue]]
-    ) -> dict[str, list[KeyValue]]:
-        """Keys and values of clean video tokens."""
-        tokens, stream, _ = video_stream(self.video, parts, context)
-        streams = {"video": stream}
-        calls = attention_calls(streams, self.settings, cached=_tokens(cached))
-        _, keys, _ = self.mot({"video": tokens}, streams=streams, calls=calls, wanted="", cached=cached)
-        return keys
-
-
-def _cached(plan: PlanCache, obs: ObsCache | None = None) -> dict[str, list[KeyValue]]:
-    groups = {"P": plan.keys} if plan.latents else {}
-    return groups if obs is None else {**groups, "O": obs.keys}
-
-
-def _tokens(cached: dict[str, list[KeyValue]]) -> dict[str, int]:
-    """Number of tokens of every cached group."""
-    return {name: keys[0][0].shape[1] for name, keys in cached.items()}
-
-
-def _rooms(cached: dict[str, list[KeyValue]], new_tokens: int) -> list[KeyValue]:
-    """Per layer, the cached keys and values in order with room for new tokens behind them."""
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        batch, _, *heads = parts[0].shape
-        return torch.cat([*parts, parts[0].new_empty(batch, new_tokens, *heads)], dim=1)
-
-    layers = zip(*cached.values(), strict=True)
-    return [(join([k for k, _ in kvs]), join([v for _, v in kvs])) for kvs in layers]
 
 
 def _noise(shape: Sequence[int], generator: Generators, device: torch.device) -> Tensor:

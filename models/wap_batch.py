@@ -1,11 +1,10 @@
-"""What goes into the executor and what comes out: batches, caches, chunks.
+"""What goes into the executor and what comes out: batches, network outputs, chunks.
 
 Letters in shapes: B batch, C channels, n future latents, h x w latent pixels, M text tokens, T their size.
 
 Source: MaP-WAM (arXiv 2609.11561), specification section 8.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from memer.errors import MemerError
-from models.wan import KeyValue
 from models.wap_settings import WapSettings
 
 
@@ -53,38 +51,6 @@ class WapBatch:
         """The same on another device."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
         return WapBatch(**{k: v if v is None else v.to(device) for k, v in moved.items()})
-
-
-class PlanCache(NamedTuple):
-    """Keys and values of P per layer ([B, S, heads, head_dim]) and its number of latent frames."""
-
-    keys: list[KeyValue]
-    latents: int
-
-    @classmethod
-    def join(cls, caches: "Sequence[PlanCache]") -> "PlanCache":
-        """One batch of plans of equal length, for several episodes in lockstep."""
-        if len({cache.latents for cache in caches}) != 1:
-            raise ValueError(f"caches of {[cache.latents for cache in caches]} latents cannot share a batch")
-        layers = zip(*(cache.keys for cache in caches), strict=True)
-        keys = [(torch.cat([k for k, _ in kvs]), torch.cat([v for _, v in kvs])) for kvs in layers]
-        return cls(keys, caches[0].latents)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys and values, bytes."""
-        return _num_bytes(self.keys)
-
-
-class ObsCache(NamedTuple):
-    """Keys and values of O per layer; valid for one observation, state and progress."""
-
-    keys: list[KeyValue]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys and values, bytes."""
-        return _num_bytes(self.keys)
 
 
 class WapOutput(NamedTuple):
@@ -141,7 +107,3 @@ def _same(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
         raise MemerError(
             f"{name}: shape {given}, the executor was made for {shape}; check contract and codec"
         )
-
-
-def _num_bytes(keys: Sequence[KeyValue]) -> int:
-    return sum(part.numel() * part.element_size() for kv in keys for part in kv)

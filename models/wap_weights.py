@@ -4,16 +4,15 @@ Source: MaP-WAM (arXiv 2609.11561), specification section 8.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memer.errors import MemerError
 from memer.plan_settings import LATENT_PATCH
-from models.mot import resize_into
 from models.wan import CausalWan
 from models.wap import WapModel
 from models.wap_settings import WapSettings
@@ -100,10 +99,44 @@ def save_stock_video(model: WapModel, folder: str | Path) -> None:
     stock.save_stock(folder)
 
 
+@torch.no_grad()
+def resize(source: Tensor, shape: Sequence[int]) -> Tensor:
+    """`source` stretched to `shape` by linear interpolation along every axis, the end entries aligned.
+
+    A matrix whose last axis (inputs) changes is scaled by sqrt(old / new): its outputs keep their size.
+
+    >>> resize(torch.tensor([0.0, 1.0, 2.0]), (5,)).tolist()
+    [0.0, 0.5, 1.0, 1.5, 2.0]
+    """
+    if source.dim() != len(shape):
+        raise ValueError(f"a tensor of {source.dim()} axes cannot be resized to {tuple(shape)}")
+    y = source.float()
+    for axis, size in enumerate(shape):
+        old = y.shape[axis]
+        if old == size:
+            continue
+        at = torch.linspace(0, old - 1, size, dtype=torch.float64, device=y.device)
+        low = at.floor().long().clamp(max=max(old - 2, 0))
+        high = (low + 1).clamp(max=old - 1)
+        weight = (at - low).float().view([-1 if a == axis else 1 for a in range(y.dim())])
+        y = torch.lerp(y.index_select(axis, low), y.index_select(axis, high), weight)
+    if len(shape) >= 2 and source.shape[-1] != shape[-1]:
+        y = y * (source.shape[-1] / shape[-1]) ** 0.5
+    return y.to(source.dtype)
+
+
+@torch.no_grad()
+def resize_into(target: nn.Module, source: nn.Module) -> None:
+    """Fill every parameter of `target` from the parameter of that name in `source`, resized."""
+    given = dict(source.named_parameters())
+    for name, parameter in target.named_parameters():
+        parameter.copy_(resize(given[name], parameter.shape))
+
+
 def interpolate_experts(model: WapModel) -> None:
     """Initialise action and progress experts from the video expert, all but their input and output layers.
 
-    Every tensor is the video tensor resized by linear interpolation, see `models.mot.resize`.
+    Every tensor is the video tensor resized by linear interpolation, see `resize`.
     """
     for name in ("action", "progress"):
         expert = getattr(model, name)

@@ -7,12 +7,13 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 
 from memer.errors import MemerError, UsageError
-from models.mot import ExpertBlock, ExpertSize, MixtureOfTransformers, MoTLayer, resize
+from models.mot import ExpertBlock, ExpertSize, MixtureOfTransformers, MoTLayer
 from models.wap import WapModel, full_settings, tiny_settings
 from models.wap_weights import (
     interpolate_experts,
     load_stock_video,
     meta_counts,
+    resize,
     save_stock_video,
     stock_config,
     stock_video_state,

@@ -9,6 +9,7 @@ from torch import Tensor
 from memer.errors import MemerError, UsageError
 from memer.plan_settings import CanvasLayout, CanvasRegion, PlanSettings
 from models.mot import ExpertSize
+from models.rope import RopeTables, rope_1d, rope_rows
 from models.wap import PlanCache, WapBatch, WapModel, WapOutput, WapSettings, tiny_settings
 from models.wap_tokens import history_mask, sees, visibility
 from tests.models.wap_samples import random_batch, small_model, small_settings
@@ -111,6 +112,47 @@ def test_the_imagined_future_does_not_change_the_chunk() -> None:
     assert beside.future.shape == batch.z_clip[:, :, 1:].shape
     torch.testing.assert_close(alone.actions, beside.actions, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(alone.progress, beside.progress, atol=1e-5, rtol=1e-5)
+
+
+def test_the_sampled_future_is_that_of_the_joint_pass() -> None:
+    model = small_model()
+    batch = random_batch(model.settings)
+    chunk = model.sample_joint(*caches(model, batch), steps=1, generator=seeded())
+    again = seeded()
+    noise = [torch.randn(shape, generator=again) for shape in (batch.actions.shape, (2, 8, 1))]
+    future = torch.randn(batch.z_clip[:, :, 1:].shape, generator=again)
+    with torch.no_grad():
+        out = joint(
+            model,
+            batch,
+            noisy_actions=noise[0],
+            noisy_progress=noise[1],
+            noisy_future=future,
+            t_chunk=torch.ones(2),
+            t_video=torch.ones(2),
+        )
+    torch.testing.assert_close(chunk.future, future - out.video, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"), [("sequential", [0, 1, 2, 3, 4, 5]), ("shared", [0, 1, 2, 0, 1, 2])]
+)
+def test_frames_and_steps_have_their_positions(rope: Any, positions: list[int]) -> None:
+    model = small_model(rope=rope)
+    seen: dict[str, Any] = {}
+    model.mot.register_forward_pre_hook(
+        lambda _m, _a, kwargs: seen.update(kwargs["streams"]), with_kwargs=True
+    )
+    joint(model, random_batch(model.settings))
+    tables = RopeTables(12)
+    expected = {
+        "video": rope_rows(tables, torch.tensor(positions), 2, 2),
+        "action": rope_1d(tables, torch.arange(8)),
+        "progress": rope_1d(tables, torch.arange(8)),
+    }
+    for name, (cos, sin) in expected.items():
+        assert torch.equal(seen[name].rope[0], cos), name
+        assert torch.equal(seen[name].rope[1], sin), name
 
 
 def leaf(x: Tensor) -> Tensor:
@@ -404,17 +446,32 @@ def test_without_condition_the_progress_changes_nothing() -> None:
 
 
 def test_history_may_grow_frame_by_frame() -> None:
+    """In its own memory: the chunk is the same as after one prefill, and that of the joint pass."""
     model = small_model(**VARIANTS["full history"])
-    batch = random_batch(model.settings, history=7)
+    batch = random_batch(model.settings, history=40)
     assert batch.z_plan is not None
     once = model.prefill_plan(batch.z_plan, batch.text_plan)
     grown = model.prefill_plan(batch.z_plan[:, :, :1], batch.text_plan)
-    for start, stop in ((1, 2), (2, 5), (5, 7)):
-        grown = model.extend_history(grown, batch.z_plan[:, :, start:stop], batch.text_plan)
-    assert grown.latents == once.latents == 7
+    first = [part.clone() for kv in grown.keys for part in kv]
+    start = grown
+    for begin, end in ((1, 2), (2, 5), (5, 23), (23, 40)):
+        grown = model.extend_history(grown, batch.z_plan[:, :, begin:end], batch.text_plan)
+    assert grown.latents == once.latents == 40
+    assert all(
+        torch.equal(a, part) for a, part in zip(first, [p for kv in start.keys for p in kv], strict=True)
+    )
     for ours, theirs in zip(grown.keys, once.keys, strict=True):
         torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
+    inputs = (batch.text_plan, batch.state, batch.progress)
+    chunks = []
+    for history in (grown, once, PlanCache(once.keys, once.latents)):  # the last without spare memory
+        obs = model.prefill_obs(history, batch.z_clip[:, :, :1], *inputs)
+        chunks.append(model.sample(history, obs, *inputs, steps=2, generator=seeded()).actions)
+        model.sample_joint(history, obs, *inputs, steps=1)
+        chunks.append(model.sample(history, obs, *inputs, steps=2, generator=seeded()).actions)
+    for chunk in chunks[1:]:
+        torch.testing.assert_close(chunk, chunks[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
