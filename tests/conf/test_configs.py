@@ -27,6 +27,7 @@ EVAL = {"offline": ["data.root=SHARDS"], "closed_loop": [], "compare": ["runs=[A
 GIVEN = {
     "planner=constant": ["planner.subtask=wait"],
     "source=lerobot": ["source.root=DIR"],
+    "source=rmbench": ["source.root=DIR"],
     "source=tabletop": ["source.task=object_search", "source.num_episodes=2"],
     "labels=file": ["labels.path=FILE"],
     "labels=gripper": [],
