@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data.spans import OverlapPolicy, Span, resolve_spans
+from memer.discover import transitions
 from memer.episode import Episode, Segment, normalize_label
 from memer.errors import MemerError, SourceUnavailableError, UsageError
 
@@ -171,23 +172,17 @@ class GripperLabels:
         """
         where = f"episode {episode.episode_index} of {episode.source}"
         closed = self._values(episode, where) > self.threshold
-        edges = [0, *(int(k) + 1 for k in np.flatnonzero(closed[1:] != closed[:-1])), episode.num_frames]
-        runs: list[tuple[int, bool]] = []
-        for start, end in pairwise(edges):
-            if runs and (end - start < self.min_frames or bool(closed[start]) == runs[-1][1]):
-                continue
-            runs.append((start, bool(closed[start])))
-        if len(runs) != len(self.names):
-            found = ", ".join(str(start) for start, _ in runs[1:]) or "none"
+        edges = transitions(closed, least=self.min_frames)
+        if len(edges) != len(self.names) - 1:
+            found = ", ".join(map(str, edges)) or "none"
             raise MemerError(
-                f"{where}: {self.feature}[{self.channel}] crosses {self.threshold:g} {len(runs) - 1} times "
+                f"{where}: {self.feature}[{self.channel}] crosses {self.threshold:g} {len(edges)} times "
                 f"(frames {found}), {len(self.names)} names need {len(self.names) - 1}; "
                 "set labels.names, labels.channel or labels.min_frames, or leave the episode out"
             )
-        starts = [start for start, _ in runs] + [episode.num_frames]
+        spans = pairwise([0, *edges, episode.num_frames])
         segments = tuple(
-            Segment(start, end, name)
-            for start, end, name in zip(starts, starts[1:], self.names, strict=False)
+            Segment(start, end, name) for (start, end), name in zip(spans, self.names, strict=True)
         )
         return replace(episode, segments=segments, metadata={**episode.metadata, "label_source": "gripper"})
 

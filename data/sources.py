@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class Labeler(Protocol):
-    """Gives an episode its segments (`labels=native | file | gripper`)."""
+    """Gives an episode its segments (`labels=native | file | gripper | discover`)."""
 
     def __call__(self, episode: Episode) -> Episode:
         """The episode with segments; without any where this labeler knows none."""
