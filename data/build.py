@@ -1,13 +1,20 @@
-"""`python -m data.build source=... out=DIR`: any source to shards or to the public form (a root)."""
+"""`python -m data.build source=... out=DIR`: any source to shards or to the public form (a root).
 
+`python -m data.build stage=features root=SHARDS out=DIR` makes features of shards; its config is
+conf/features.yaml.
+"""
+
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from conf.instantiate import instantiate
 from conf.launch import hydra_root
+from data.features import FeatureSettings, build_features
 from data.qwen_format import export_qwen
-from data.shards import BuildSettings, build_shards
+from data.shards import BuildSettings, ShardSet, build_shards
 from data.sources import Source
+from data.views.base import PlanView
 from data.views.planner import rules_from
 from memer.episode import Segment
 from memer.errors import UsageError
@@ -16,6 +23,8 @@ from memer.errors import UsageError
 @hydra_root("build", run_dir=False)
 def main(cfg: dict[str, Any]) -> int:
     """Build what the config asks for and print what was made."""
+    if cfg["stage"] != "shards":
+        raise UsageError(f"stage: {cfg['stage']!r}, must be shards or features")
     if cfg["format"] not in ("shards", "qwen"):
         raise UsageError(f"format: {cfg['format']!r}, must be shards or qwen")
     chosen = cfg["view"]["rules"]
@@ -54,6 +63,40 @@ def main(cfg: dict[str, Any]) -> int:
     if rules is not None:
         segments = [[Segment(*row) for row in episode["segments"]] for episode in manifest["episodes"]]
         print("\n".join(rules_summary(rules.report(segments))))
+    return 0
+
+
+@hydra_root("features", run_dir=False)
+def features(cfg: dict[str, Any]) -> int:
+    """Compute latents and text embeddings of shards and print what was made."""
+    shards = ShardSet(cfg["root"])
+    view = instantiate(cfg["view"], where="view").bind(shards.contract)
+    if not isinstance(view, PlanView):
+        raise UsageError("view: its samples hold no latents; choose view=visual_planner or view=executor")
+    encoder = cfg["text_encoder"]
+    settings = FeatureSettings(
+        dtype=cfg["dtype"],
+        batch_size=cfg["batch_size"],
+        cache_bytes=cfg["cache_mib"] * 1024**2,
+        device=cfg["device"],
+    )
+    manifest = build_features(
+        shards,
+        out=cfg["out"],
+        view=view,
+        codec=instantiate(cfg["codec"], where="codec", settings=view.plan.codec),
+        text_encoder=None
+        if encoder is None
+        else instantiate(encoder, where="text_encoder", settings=view.plan.text),
+        settings=settings,
+        episodes=cfg["episodes"],
+        progress=cfg["progress"],
+    )
+    clips = sum(len(keys) for row in manifest["episodes"] for keys in row["keys"].values())
+    print(
+        f"{cfg['out']}: {len(manifest['episodes'])} episodes, {clips} clips, "
+        f"{sum(manifest['files'].values()) / 1e6:.1f} MB"
+    )
     return 0
 
 
@@ -112,4 +155,5 @@ def rules_summary(report: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    # Two configs: features need neither source nor cameras, which the other stage cannot do without.
+    (features if "stage=features" in sys.argv[1:] else main)()

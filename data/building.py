@@ -213,11 +213,20 @@ def remember_plan(work: Path, described: Mapping[str, Any]) -> None:
 
 def mismatch(where: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """One line that names the first differing inputs and the way out."""
+    listed = differences(old, new, names=("there", "asked"))
+    return f"{where}: made from other inputs ({listed}); choose another out=DIR or remove {where}"
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, names: tuple[str, str]) -> str:
+    """The first differing fields of plain values with both values; empty where they are equal.
+
+    >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, names=("before", "now"))
+    'a.c: 2 before, 3 now'
+    """
     before, after = _flatten(old), _flatten(new)
-    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    listed = "; ".join(f"{n}: {before.get(n)!r} there, {after.get(n)!r} asked" for n in names[:3])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{where}: made from other inputs ({listed}{more}); choose another out=DIR or remove {where}"
+    found = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    listed = "; ".join(f"{n}: {before.get(n)!r} {names[0]}, {after.get(n)!r} {names[1]}" for n in found[:3])
+    return listed + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
 def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:

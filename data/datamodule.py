@@ -7,18 +7,20 @@ loader workers or ranks.
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import lightning
 from torch.utils.data import DataLoader
 
 from data.dataset import ChosenShards, SampleTable, TrainBatches, ValidationBatches
+from data.features import FeatureSet, shards_hash
 from data.order import OrderSettings
 from data.shards import Moments, ShardSet
 from data.sources import json_hash
-from data.views.base import Sample, View, ViewConfig
+from data.views.base import PlanView, Sample, View, ViewConfig
 from data.views.frames import FrameCache
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
@@ -61,6 +63,8 @@ class ShardDataModule(lightning.LightningDataModule):
         cache_mib: decoded frames kept per worker, MiB.
         seed: of the order.
         multiprocessing_context: fork, spawn, forkserver or null for the platform's.
+        features: directories of `python -m data.build stage=features`, one or a list; each source needs the
+            one that was made from its shards. Samples then hold latents instead of frames.
         collate: list of samples -> batch; also settable with `bind`.
     """
 
@@ -82,6 +86,7 @@ class ShardDataModule(lightning.LightningDataModule):
         chunk_clips: int = 8,
         cache_mib: int = 1024,
         multiprocessing_context: str | None = None,
+        features: str | Path | Sequence[str | Path] | None = None,
         collate: Collate | None = None,
     ) -> None:
         super().__init__()
@@ -115,10 +120,14 @@ class ShardDataModule(lightning.LightningDataModule):
         self.train_view: View = view.bind(data_contract)
         self.contract: Contract = self.train_view.contract
         _check_columns({**self._train, **self._val}, self.train_view)
+        val_view = view.bind(data_contract, sample_stride=val_sample_stride, plain=True)
+        if features is not None:
+            roots = [features] if isinstance(features, str | Path) else list(features)
+            sets = [FeatureSet(root) for root in roots]
+            _use_features(self.train_view, self._train, sets)
+            _use_features(val_view, self._val, sets)
         self.train_table = SampleTable(self._train, self.train_view)
-        self.val_table = SampleTable(
-            self._val, view.bind(data_contract, sample_stride=val_sample_stride, plain=True)
-        )
+        self.val_table = SampleTable(self._val, val_view)
         self._check_lanes()
 
     def bind(self, collate: Collate) -> "ShardDataModule":
@@ -339,6 +348,21 @@ def _check_columns(chosen: Mapping[str, ChosenShards], view: View) -> None:
                     f"{name} ({source.shards.root}): {feature} of {len(moments.mean)} dimensions, the "
                     f"statistics have {expected}; leave the source out, or train on it alone"
                 )
+
+
+def _use_features(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[FeatureSet]) -> None:
+    """Give a view the features of each source, found by the content of its shards."""
+    if not isinstance(view, PlanView):
+        raise UsageError("data.features: samples of this view hold no latents; leave it out")
+    found: dict[str, FeatureSet] = {}
+    for name, source in chosen.items():
+        key = {"shards": shards_hash(source.shards), **view.feature_key()}
+        same = [features for features in sets if features.manifest["key"]["shards"] == key["shards"]]
+        # Without a match the check names the field, of the only directory or of the first.
+        features = (same or list(sets))[0]
+        features.check(key, episodes=source.episodes)
+        found[name] = features
+    view.features = found
 
 
 def _statistics(train: Mapping[str, ChosenShards], choice: str) -> dict[str, dict[str, tuple[float, ...]]]:

@@ -5,12 +5,16 @@ by `steps`; what a step means (a raw frame, a segment, the whole episode) is its
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data.views.frames import FrameProvider
 from memer.contract import Contract
 from memer.episode import Episode, Segment
 from memer.errors import UsageError
+from memer.plan_settings import PlanSettings
 from memer.sample import ExecutorSample, PlannerSample, VisualPlannerSample
 
 Sample = PlannerSample | VisualPlannerSample | ExecutorSample
@@ -90,6 +94,47 @@ class View(Protocol):
 
     def clip_bytes(self, clip_steps: int) -> int:
         """Decoded frames that `clip_steps` neighbouring steps of one episode share, bytes; 0 if none."""
+        ...
+
+
+class FeatureReader(Protocol):
+    """Latents and embeddings of one source, computed ahead (data.features)."""
+
+    def latents(self, episode_index: int, kind: str, key: int) -> NDArray[np.float32]:
+        """float32[C, F, h, w] of one clip; kinds and keys as `PlanView.clips` names them."""
+        ...
+
+    def text(self, text: str) -> NDArray[np.float32] | None:
+        """float32[M, T]; None where embeddings were left out."""
+        ...
+
+    def texts(self, texts: Sequence[str]) -> NDArray[np.float32] | None:
+        """float32[len(texts), M, T]; None where embeddings were left out."""
+        ...
+
+
+@runtime_checkable
+class PlanView(View, Protocol):
+    """A view whose samples show canvases, so that a codec can encode them ahead.
+
+    Attributes:
+        plan: the contract's plan settings.
+        features: source name -> features that stand in for its frames; sources without one show frames.
+    """
+
+    plan: PlanSettings
+    features: Mapping[str, FeatureReader]
+
+    def feature_key(self) -> dict[str, Any]:
+        """What latents and embeddings of a sample depend on besides the shards, as plain values."""
+        ...
+
+    def clips(self, t: int, sample: Any, targets: Any) -> dict[str, tuple[int, NDArray[np.uint8]]]:
+        """Kind -> (number within the episode, uint8[1 + 4 m, H, W, 3]) of the sample of step t."""
+        ...
+
+    def words(self, sample: Any) -> tuple[str, ...]:
+        """The texts of a sample."""
         ...
 
 

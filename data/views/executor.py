@@ -13,9 +13,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from data.views.base import chosen_contract
+from data.views.base import FeatureReader, chosen_contract
 from data.views.frames import FrameProvider
-from data.views.plans import canvas_bytes, canvas_stack, checked_segments, plan_of, segment_counts
+from data.views.plans import (
+    canvas_bytes,
+    canvas_stack,
+    checked_segments,
+    feature_key,
+    no_canvases,
+    plan_of,
+    segment_counts,
+)
 from memer.contract import Contract
 from memer.episode import Episode, Segment
 from memer.errors import MemerError, UsageError
@@ -92,6 +100,7 @@ class ExecutorView:
         self.contract = contract
         self.columns: tuple[str, ...] = ("state", "action")
         self.plan = plan_of(contract)
+        self.features: Mapping[str, FeatureReader] = {}
         for name, value, accepted in (
             ("tail", tail, get_args(Tail)),
             ("progress_pad", progress_pad, get_args(ProgressPad)),
@@ -183,7 +192,22 @@ class ExecutorView:
             if plan.visual_plan == "none"
             else segment_plan_indices(segment.start, segment.end, plan_frames=plan.plan_frames)
         )
-        pictures = canvas_stack(episode, references + shown, contract=self.contract, plan=plan, frames=frames)
+        stored = self.features.get(episode.source)
+        shows: dict[str, Any]
+        if stored is None:
+            pictures = canvas_stack(episode, references + shown, contract=self.contract, frames=frames)
+            count = len(references)
+            shows = {"plan_frames": pictures[:count], "clip_frames": pictures[count:]}
+        else:
+            at = episode.episode_index
+            shows = {
+                "plan_frames": no_canvases(plan),
+                "clip_frames": no_canvases(plan),
+                "plan_latents": stored.latents(at, "plan", number) if references else None,
+                "clip_latents": stored.latents(at, "clip", t),
+                "text_features": stored.text(segment.label),
+                "instruction_features": stored.text(episode.instruction_at(t)),
+            }
         span = plan.frame_stride * TEMPORAL_RATIO
         firsts = t + plan.frame_stride + span * np.arange(plan.num_future_latents)
         return ExecutorSample(
@@ -191,8 +215,6 @@ class ExecutorView:
             source=episode.source,
             episode_index=episode.episode_index,
             step=t,
-            plan_frames=pictures[: len(references)],
-            clip_frames=pictures[len(references) :],
             text=segment.label,
             instruction=episode.instruction_at(t),
             state=_finite(episode.state[t : t + 1], episode, field="state", frame=t)[0],
@@ -205,7 +227,31 @@ class ExecutorView:
             latent_valid=firsts <= last,
             finished=self._finished(segment, t),
             progress_valid=np.ones_like(valid) if self.progress_pad == "one" else valid,
+            **shows,
         )
+
+    def feature_key(self) -> dict[str, Any]:
+        """See PlanView."""
+        return feature_key(
+            self.plan,
+            view="executor",
+            action_horizon=self.plan.action_horizon,
+            frame_stride=self.plan.frame_stride,
+            tail=self.tail,
+        )
+
+    def clips(
+        self, t: int, sample: ExecutorSample, targets: SegmentTargets
+    ) -> dict[str, tuple[int, NDArray[np.uint8]]]:
+        """The clip of each step, the plan once per segment."""
+        clips = {"clip": (t, sample.clip_frames)}
+        if len(sample.plan_frames):
+            clips["plan"] = (bisect_right(targets.starts, t) - 1, sample.plan_frames)
+        return clips
+
+    def words(self, sample: ExecutorSample) -> tuple[str, ...]:
+        """Subtask and instruction."""
+        return (sample.text, sample.instruction)
 
     def histograms(self, plans: Iterable[tuple[SegmentTargets, ChunkSteps]]) -> dict[str, Any]:
         """Samples per subtask, segments and their lengths, what padding leaves, and what was left out."""

@@ -1,7 +1,9 @@
 """What the views of plans share: settings, checked segments, stacks of canvases."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -53,13 +55,34 @@ def canvas_stack(
     indices: Sequence[int],
     *,
     contract: Contract,
-    plan: PlanSettings,
     frames: FrameProvider | None,
 ) -> NDArray[np.uint8]:
     """uint8[len(indices), H, W, 3], the canvases of raw frames in any order, repetitions allowed."""
     provider = FrameCache(max_bytes=0) if frames is None else frames
-    found = provider.fetch(episode, sorted(set(indices)), layout=contract.cameras, canvas=plan.canvas)
+    found = provider.fetch(
+        episode, sorted(set(indices)), layout=contract.cameras, canvas=plan_of(contract).canvas
+    )
     return np.stack([found[k] for k in indices])
+
+
+def no_canvases(plan: PlanSettings) -> NDArray[np.uint8]:
+    """uint8[0, H, W, 3]: what a sample shows where it holds latents."""
+    return np.zeros((0, plan.canvas.height, plan.canvas.width, 3), dtype=np.uint8)
+
+
+def feature_key(plan: PlanSettings, *, view: str, **more: Any) -> dict[str, Any]:
+    """What latents and embeddings depend on in every view of plans, as plain values; see PlanView."""
+    key = {
+        "view": view,
+        "visual_plan": plan.visual_plan,
+        "plan_frames": plan.plan_frames,
+        "canvas": asdict(plan.canvas),
+        "codec": asdict(plan.codec),
+        "text": asdict(plan.text),
+        **more,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(key))  # tuples become lists, as read back from a file
+    return plain
 
 
 def canvas_bytes(plan: PlanSettings) -> int:

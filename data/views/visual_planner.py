@@ -7,9 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.views.base import chosen_contract
+import numpy as np
+from numpy.typing import NDArray
+
+from data.views.base import FeatureReader, chosen_contract
 from data.views.frames import FrameProvider
-from data.views.plans import canvas_bytes, canvas_stack, checked_segments, plan_of, segment_counts
+from data.views.plans import (
+    canvas_bytes,
+    canvas_stack,
+    checked_segments,
+    feature_key,
+    no_canvases,
+    plan_of,
+    segment_counts,
+)
 from memer.contract import Contract
 from memer.episode import Episode, Segment
 from memer.errors import UsageError
@@ -44,6 +55,7 @@ class VisualPlannerView:
         self.contract = contract
         self.columns: tuple[str, ...] = ()
         self.plan = plan_of(contract)
+        self.features: Mapping[str, FeatureReader] = {}
         if self.plan.visual_plan == "none":
             raise UsageError("contract.plan.visual_plan: none, so there is no visual planner to train")
 
@@ -77,14 +89,41 @@ class VisualPlannerView:
             shown = targets[t : t + 1]
             name = f"{name}_k{t + 1:03d}"
             indices = segment_plan_indices(shown[0].start, shown[0].end, plan_frames=self.plan.plan_frames)
+        texts = tuple(segment.label for segment in shown)
+        instruction = episode.instruction_at(indices[0])
+        stored = self.features.get(episode.source)
+        shows: dict[str, Any]
+        if stored is None:
+            shows = {"frames": canvas_stack(episode, indices, contract=self.contract, frames=frames)}
+        else:
+            shows = {
+                "frames": no_canvases(self.plan),
+                "latents": stored.latents(episode.episode_index, "clip", t),
+                "text_features": stored.texts(texts),
+                "instruction_features": stored.text(instruction),
+            }
         return VisualPlannerSample(
             sample_id=name,
             source=episode.source,
             episode_index=episode.episode_index,
-            frames=canvas_stack(episode, indices, contract=self.contract, plan=self.plan, frames=frames),
-            texts=tuple(segment.label for segment in shown),
-            instruction=episode.instruction_at(indices[0]),
+            texts=texts,
+            instruction=instruction,
+            **shows,
         )
+
+    def feature_key(self) -> dict[str, Any]:
+        """See PlanView."""
+        return feature_key(self.plan, view="visual_planner")
+
+    def clips(
+        self, t: int, sample: VisualPlannerSample, targets: tuple[Segment, ...]
+    ) -> dict[str, tuple[int, NDArray[np.uint8]]]:
+        """The whole sample is one clip."""
+        return {"clip": (t, sample.frames)}
+
+    def words(self, sample: VisualPlannerSample) -> tuple[str, ...]:
+        """Subtasks and instruction."""
+        return (*sample.texts, sample.instruction)
 
     def histograms(self, plans: Iterable[tuple[tuple[Segment, ...], PlanSteps]]) -> dict[str, Any]:
         """Samples, segments per episode and text, their lengths, and how many are shorter than a plan."""
