@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,26 @@ from memer.errors import MemerError
 from memer.planners.base import PlannerRequest, PlannerResult
 from memer.prompts import parse_answer
 from memer.sample import FrameKey
-from models.cache import roomy_cache
-from models.prompt_encoder import EncodedSample, PromptEncoder
-from models.qwen_vl import Attention, encode_frames, language_hidden, load_base, load_encoder
+from models.decode import Dialogue, Turn, answer_greedily
+from models.prompt_encoder import PromptEncoder
+from models.qwen_vl import Attention, encode_frames, load_base, load_encoder
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Session:
+    """What is kept of one episode: features per frame, [levels, n, C] each, and what its questions left."""
+
+    features: OrderedDict[FrameKey, Tensor] = field(default_factory=OrderedDict)
+    dialogue: Dialogue = field(default_factory=Dialogue)
 
 
 class QwenVLPlanner:
     """Greedy answers of a Qwen vision-language model; implements `memer.planners.base.Planner`.
 
     A frame's features are kept per session and reused while it stays in the window or the memory, so that a
-    step encodes its new frame alone. The answers are those of single questions with every frame encoded anew.
+    step encodes its new frame alone. Prompt tokens before the recent window and earlier answers are used
+    again too (see `models.decode`). The answers are those of single questions with every frame encoded anew,
+    as long as the weights do not change under a session.
 
     Args:
         model: as loaded, with or without adapters; switched to eval mode.
@@ -34,6 +45,8 @@ class QwenVLPlanner:
         max_new_tokens: answer tokens at most, end included.
         max_batch: questions answered at once; more are split.
         cached_frames: frames kept per session; None keeps twice what one question shows.
+        prefix_gib: keys and values kept for the next questions, of all sessions together; sessions beyond it
+            compute their prompts in full. A prompt token takes 144 KiB at Qwen3-VL-4B's size.
 
     Attributes:
         frames_encoded: frames that went through the tower so far.
@@ -48,6 +61,7 @@ class QwenVLPlanner:
         max_new_tokens: int = 96,
         max_batch: int = 64,
         cached_frames: int | None = None,
+        prefix_gib: float = 4.0,
     ) -> None:
         self.model = model.eval()
         self.encoder = encoder
@@ -56,8 +70,9 @@ class QwenVLPlanner:
         self.max_batch = max_batch
         shown = contract.shown_windows
         self.cached_frames = cached_frames or 2 * (shown.recent_frames_length + shown.keyframes_length)
+        self.prefix_gib = prefix_gib
         self.frames_encoded = 0
-        self._features: dict[str, OrderedDict[FrameKey, Tensor]] = {}
+        self._sessions: dict[str, _Session] = {}
 
     @classmethod
     def from_artifact(
@@ -81,12 +96,12 @@ class QwenVLPlanner:
         return cls(model, encoder=encoder, contract=contract, **settings)
 
     def start_episode(self, session: str, *, instruction: str, seed: int | None = None) -> None:
-        """Forget every frame of `session`; greedy answers need neither instruction nor seed."""
-        self._features[session] = OrderedDict()
+        """Forget everything of `session`; greedy answers need neither instruction nor seed."""
+        self._sessions[session] = _Session()
 
     def end_episode(self, session: str) -> None:
-        """Free the features of `session`."""
-        self._features.pop(session, None)
+        """Free what is kept of `session`."""
+        self._sessions.pop(session, None)
 
     @torch.inference_mode()
     def plan(self, requests: Sequence[PlannerRequest]) -> list[PlannerResult]:
@@ -105,18 +120,38 @@ class QwenVLPlanner:
 
     def _plan(self, requests: Sequence[PlannerRequest]) -> list[PlannerResult]:
         marks = [time.perf_counter()]
-        prompts = [self.encoder.encode_question(request.question) for request in requests]
+        turns = [self._turn(request) for request in requests]
         marks.append(time.perf_counter())
-        features = self._picture_features(requests, prompts)
+        features = self._picture_features(requests, turns)
         marks.append(time.perf_counter())
-        answers = self._generate(prompts, features)
+        answer_greedily(
+            self.model,
+            turns,
+            features=features,
+            end_id=self.encoder.turn_end_id,
+            max_new_tokens=self.max_new_tokens,
+            prefix_bytes=self._prefix_room(requests),
+        )
         marks.append(time.perf_counter())
         spans = [1e3 * (end - start) for start, end in pairwise(marks)]
         timings = dict(zip(("preprocess", "encode", "generate"), spans, strict=True))
         return [
-            self._result(self.encoder.decode_answer(ids), request, timings)
-            for ids, request in zip(answers, requests, strict=True)
+            self._result(self.encoder.decode_answer(turn.answer), request, timings)
+            for turn, request in zip(turns, requests, strict=True)
         ]
+
+    def _turn(self, request: PlannerRequest) -> Turn:
+        """The question, laid out; the next one may share what stands before its recent window."""
+        prompt = self.encoder.encode_question(request.question)
+        session = self._sessions.setdefault(request.session, _Session())
+        keep = (*prompt.image_starts, len(prompt) - 1)[len(request.question.memory_keys)]
+        return Turn(prompt=prompt, dialogue=session.dialogue, keep=keep)
+
+    def _prefix_room(self, requests: Sequence[PlannerRequest]) -> int:
+        """Bytes that the prefixes of the other sessions leave."""
+        asking = {request.session for request in requests}
+        others = [s.dialogue.prefix for name, s in self._sessions.items() if name not in asking]
+        return int(self.prefix_gib * 2**30) - sum(prefix.num_bytes for prefix in others if prefix)
 
     def _result(self, text: str, request: PlannerRequest, timings: dict[str, float]) -> PlannerResult:
         answer = parse_answer(text, num_positions=len(request.question.recent_keys))
@@ -139,17 +174,18 @@ class QwenVLPlanner:
             timings_ms=dict(timings),
         )
 
-    def _picture_features(
-        self, requests: Sequence[PlannerRequest], prompts: Sequence[EncodedSample]
-    ) -> list[Tensor]:
-        """One [n, C] tensor per level for all picture tokens, prompt by prompt; encodes unknown frames."""
+    def _picture_features(self, requests: Sequence[PlannerRequest], turns: Sequence[Turn]) -> list[Tensor]:
+        """One [n, C] tensor per level for the picture tokens that no turn skips; encodes unknown frames."""
         new: list[tuple[OrderedDict[FrameKey, Tensor], FrameKey]] = []
         patches, grids = [], []
-        for request, prompt in zip(requests, prompts, strict=True):
-            known = self._features.setdefault(request.session, OrderedDict())
+        for request, turn in zip(requests, turns, strict=True):
+            known = self._sessions[request.session].features
             missing: set[FrameKey] = set()
-            for key, grid in zip(prompt.image_keys, prompt.image_grids, strict=True):
-                if key in known or key in missing:
+            prompt = turn.prompt
+            for key, grid, start in zip(
+                prompt.image_keys, prompt.image_grids, prompt.image_starts, strict=True
+            ):
+                if start < turn.skipped or key in known or key in missing:
                     continue
                 missing.add(key)
                 new.append((known, key))
@@ -165,56 +201,13 @@ class QwenVLPlanner:
                 known[key] = part.clone()  # a view would keep the whole batch alive
             self.frames_encoded += len(new)
         used: list[Tensor] = []
-        for request, prompt in zip(requests, prompts, strict=True):
-            known = self._features[request.session]
-            for key in prompt.image_keys:
-                known.move_to_end(key)
-                used.append(known[key])
-            while len(known) > max(self.cached_frames, len(set(prompt.image_keys))):
+        for request, turn in zip(requests, turns, strict=True):
+            known = self._sessions[request.session].features
+            for key, start in zip(turn.prompt.image_keys, turn.prompt.image_starts, strict=True):
+                if key in known:
+                    known.move_to_end(key)
+                if start >= turn.skipped:
+                    used.append(known[key])
+            while len(known) > max(self.cached_frames, len(set(turn.prompt.image_keys))):
                 known.popitem(last=False)
         return list(torch.cat(used, dim=1)) if used else []
-
-    def _generate(self, prompts: Sequence[EncodedSample], features: list[Tensor]) -> list[list[int]]:
-        """Greedy continuation of left-padded prompts until each has ended its turn."""
-        device = self.model.device
-        width = max(len(prompt) for prompt in prompts)
-        input_ids = np.full((len(prompts), width), self.encoder.pad_id, dtype=np.int64)
-        positions = np.zeros((4, len(prompts), width), dtype=np.int64)
-        mask = np.zeros((len(prompts), width), dtype=bool)
-        for row, prompt in enumerate(prompts):
-            span = slice(width - len(prompt), width)
-            input_ids[row, span] = prompt.input_ids
-            positions[0, row, span] = np.arange(len(prompt))
-            positions[1:, row, span] = prompt.positions
-            mask[row, span] = True
-        ids = torch.from_numpy(input_ids).to(device)
-        places = torch.from_numpy(positions).to(device)
-        attention = torch.from_numpy(mask).to(device)
-        following = places[:, :, -1:] + 1  # the last prompt token is text, so all axes go on by one
-
-        cache = roomy_cache(self.model.config.get_text_config(), room=self.max_new_tokens)
-        answers: list[list[int]] = [[] for _ in prompts]
-        rows = list(range(len(prompts)))  # prompts still in the batch
-        for step in range(self.max_new_tokens):
-            hidden = language_hidden(
-                self.model,
-                ids,
-                position_ids=places,
-                features=features if step == 0 else (),
-                attention_mask=attention,
-                cache=cache,
-            )
-            token = self.model.lm_head(hidden[:, -1]).argmax(-1)
-            for row, chosen in zip(rows, token.tolist(), strict=True):
-                answers[row].append(chosen)
-            going = [k for k, row in enumerate(rows) if self.encoder.turn_end_id not in answers[row]]
-            if not going:
-                break
-            attention = torch.cat([attention, attention.new_ones(len(rows), 1)], dim=1)
-            if len(going) <= len(rows) // 2:  # the few that ramble do not hold the others' places
-                index = torch.tensor(going, device=device)
-                cache.batch_select_indices(index)
-                token, attention, following = token[index], attention[index], following[:, index]
-                rows = [rows[k] for k in going]
-            ids, places = token[:, None], following + step
-        return answers

@@ -6,7 +6,6 @@ from transformers import AutoModelForImageTextToText
 
 from memer.errors import MemerError
 from memer.planners.base import PlannerRequest
-from models.cache import RoomyLayer
 from models.lora import LoraSettings, inject_lora
 from models.planner import QwenVLPlanner
 from models.prompt_encoder import PromptEncoder
@@ -99,7 +98,9 @@ def test_the_cache_is_bounded_and_eviction_changes_no_answer(
             )
         ]
         assert small.plan(asked)[0].raw_text == large.plan(asked)[0].raw_text
-    assert len(small._features["s"]) == 6, "what the last question shows, although that is more than 4"
+    assert len(small._sessions["s"].features) == 6, (
+        "what the last question shows, although that is more than 4"
+    )
     assert small.frames_encoded == large.frames_encoded + 2, "the memory images, evicted in between"
 
 
@@ -162,9 +163,9 @@ def test_rows_that_have_ended_leave_the_batch(
     lively: LoadedBase, encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four of five answers end early; the fifth goes on alone and stays what it was."""
-    planner = make_planner(lively, encoder, max_new_tokens=10)
     asked = requests(60, sessions=5)
-    free = [result.raw_text for result in planner.plan(asked)]
+    free = [r.raw_text for r in make_planner(lively, encoder, max_new_tokens=10).plan(asked)]
+    planner = make_planner(lively, encoder, max_new_tokens=10)
     widths: list[int] = []
     ends = iter([[False] * 5, [True, False, True, True, True], *[[False]] * 8])
     head = lively.model.lm_head.forward
@@ -172,7 +173,7 @@ def test_rows_that_have_ended_leave_the_batch(
     def ending(hidden: torch.Tensor) -> torch.Tensor:
         logits = head(hidden).clone()
         widths.append(len(logits))
-        logits[torch.tensor(next(ends)), encoder.turn_end_id] = 1e9
+        logits[torch.tensor(next(ends)), -1, encoder.turn_end_id] = 1e9
         return logits
 
     monkeypatch.setattr(lively.model.lm_head, "forward", ending)
@@ -181,13 +182,3 @@ def test_rows_that_have_ended_leave_the_batch(
     monkeypatch.undo()
     assert texts[1] == free[1]
     assert all(len(texts[k]) < len(free[k]) for k in (0, 2, 3, 4))
-
-
-def test_a_cache_without_room_is_refused() -> None:
-    layer = RoomyLayer(room=1)
-    states = torch.zeros(1, 1, 3, 2)
-    layer.update(states, states)
-    layer.update(states[:, :, :1], states[:, :, :1])
-    assert layer.get_seq_length() == 4
-    with pytest.raises(ValueError, match="5 tokens, room for 4"):
-        layer.update(states[:, :, :1], states[:, :, :1])
