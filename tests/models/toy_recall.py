@@ -1,7 +1,7 @@
 """A task that cannot be solved from the present: a coloured square is covered, and must be uncovered again.
 
-Eight colours, four corners, 32 x 32 px. Segment 1 slides a cover over the square, segment 2 slides it away, so
-the plan of segment 2 needs the first frame. Longer episodes repeat both.
+Eight colours, four corners, 32 x 32 px. Segment 1 slides a cover over the square, segment 2 slides it away,
+so the plan of segment 2 needs the first frame. Longer episodes repeat both.
 """
 
 import itertools
