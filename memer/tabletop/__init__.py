@@ -14,8 +14,11 @@ The closed loop of a planner and the scripted low level:
     env.unwrapped.measures()           # {"success": ..., ...} from the world's state
 
 `info["instruction"]` may change at any step. `env.unwrapped.expert_subtask(lookahead=k)` names the expert's
-subtask k steps ahead: the oracle planner. The environments are registered with Gymnasium, too, as
-`memer/object_search-v0` and so on. Demonstrations: `demonstrate(task, split=..., index=...)`.
+subtask k steps ahead: the oracle planner. `env.unwrapped.world.expert_segment()` gives (number, text) of the
+expert's segment; it changes exactly when a segment is over, also where the next one has the same text, and
+`controller.act(..., command_id=number)` tells repeated commands apart by the number. The environments are
+registered with Gymnasium, too, as `memer/object_search-v0` and so on. Demonstrations:
+`demonstrate(task, split=..., index=...)`.
 """
 
 from memer.tabletop.controller import SubtaskController

@@ -37,6 +37,7 @@ class SubtaskController(ABC):
         #: Number of the command in force, and whether this step is the first of it.
         self.command_id: int | None = None
         self.new_command = True
+        self._text: str | None = None
 
     def act(self, world: World, subtask: str | None, *, command_id: int | None = None) -> Action:
         """One action, float32[4], that carries on `subtask`.
@@ -50,8 +51,8 @@ class SubtaskController(ABC):
         if world.task != self.task:
             raise ValueError(f"a controller for {self.task} cannot act in a world of {world.task}")
         text = None if subtask is None else normalize_label(subtask)
-        self.new_command = command_id is None or command_id != self.command_id
-        self.command_id = command_id
+        self.new_command = command_id is None or (command_id, text) != (self.command_id, self._text)
+        self.command_id, self._text = command_id, text
         action = None if text is None else self._obey(world, text)
         if text is None or action is None:
             self.status = "unknown"

@@ -87,8 +87,10 @@ def shrink(pixels: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
     if factor == 1:
         return pixels
     size = pixels.shape[0] // factor
-    blocks = pixels.reshape(size, factor, size, factor, 3)
-    small: NDArray[np.uint8] = np.rint(blocks.mean(axis=(1, 3), dtype=np.float32)).astype(np.uint8)
+    # Rows first, then columns: sums over contiguous memory, several times faster than one mean over both.
+    rows = pixels.reshape(size, factor, -1).sum(axis=1, dtype=np.uint32)
+    blocks = rows.reshape(size, size, factor, 3).sum(axis=2, dtype=np.uint32)
+    small: NDArray[np.uint8] = np.rint(blocks / factor**2).astype(np.uint8)
     return small
 
 

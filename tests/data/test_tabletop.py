@@ -1,10 +1,14 @@
 """Tabletop demonstrations as a source of episodes."""
 
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from conf.compose import compose
+from data.build import main
+from data.shards import ShardSet
 from data.tabletop import TabletopSource
 from memer.errors import MemerError, UsageError
 from memer.tabletop import TASKS
@@ -30,6 +34,30 @@ def test_an_unpickled_source_gives_the_same_episode():
     for key in source.camera_keys:
         for a, b in zip(ours.cameras[key].frames(), theirs.cameras[key].frames(), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_repeated_segments_stay_apart_in_shards(tmp_path):
+    source = TabletopSource(task="press_button", num_episodes=3, frame_size=32)
+    settings = [
+        "source=tabletop",
+        "source.task=press_button",
+        "source.num_episodes=3",
+        "source.frame_size=32",
+        f"out={tmp_path / 'out'}",
+        "cameras.camera_keys=[base]",
+        "cameras.view_width=32",
+        "cameras.view_height=32",
+        "num_workers=0",
+        "progress=false",
+    ]
+    main(compose("build", settings))
+    shards = ShardSet(tmp_path / "out")
+    repeated = 0
+    for index in source.indices():
+        written = shards.segments(index)
+        assert written == shards.episode(index).segments == source.episode(index).segments
+        repeated += sum(a.label == b.label for a, b in pairwise(written))
+    assert repeated > 0
 
 
 def test_splits_and_seeds_give_other_episodes():

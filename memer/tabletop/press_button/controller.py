@@ -25,15 +25,17 @@ class PressButtonController(SubtaskController):
     """
 
     task: ClassVar[str] = "press_button"
+    #: Presses there had been when the command in force was given.
+    _presses_before: int = 0
 
     def _obey(self, world: World, text: str) -> Action | None:
         assert isinstance(world, PressButtonWorld)
         match = _PRESS.fullmatch(text)
         button = "confirm" if text.lower() == CONFIRM else match[1].lower() if match else None
-        if button not in BUTTONS or (match and button == "confirm"):
-            return None
         if self.new_command:
             self._presses_before = len(world.presses)
+        if button not in BUTTONS or (match and button == "confirm"):
+            return None
         x, y = world.button_position(button)
         up, down = (x, y, TRAVEL_Z), (x, y, BOTTOM_Z)
         slow = self.speed * PRESS_SPEED

@@ -139,6 +139,13 @@ def test_a_command_number_presses_once_and_a_new_one_again(world):
         assert world.presses == ["left"] * (command_id + 1)
 
 
+def test_another_text_under_the_same_number_is_another_command(world):
+    controller = make_controller(TASK)
+    world.step(controller.act(world, "dance", command_id=4))
+    carry_out(world, press_text("left"), command_id=4, controller=controller)
+    assert world.presses == ["left"]
+
+
 def test_a_standing_text_without_a_number_presses_again(world):
     controller = make_controller(TASK)
     for _ in range(70):
