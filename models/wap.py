@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from memer.flow import euler_times, integrate, interpolate, loss_weight, masked_mse, sample_time, to_velocity
 from models.wan import KeyValue, time_embedding
-from models.wap_batch import Chunk, WapBatch, WapOutput, check_batch
+from models.wap_batch import Chunk, WapBatch, WapOutput, check_batch, check_plan
 from models.wap_cache import ObsCache, PlanCache, cached_groups, chunk_rooms, token_counts
 from models.wap_network import WapNetwork
 from models.wap_settings import WapSettings, full_settings, tiny_settings
@@ -128,7 +128,11 @@ class WapModel(WapNetwork):
             z_plan: float32[B, C, 3, h, w]; None for visual_plan=none. For executor_context=full_history one
                 latent per past frame; see also `extend_history`.
             text: float32[B, M, T] of `context`.
+
+        Raises:
+            MemerError: the plan is missing, unexpected, or of another length or size.
         """
+        check_plan(z_plan, self.settings, batch=len(text))
         if z_plan is None:
             return PlanCache([], 0)
         if self.settings.executor_context == "full_history":
@@ -150,6 +154,8 @@ class WapModel(WapNetwork):
         """
         s = self.settings
         spare = s.frame_tokens + s.action_horizon + s.progress_tokens
+        if not z_frames.shape[2]:
+            return history
         for piece in z_frames.split(_HISTORY_PIECE, dim=2):
             parts = [VideoPart("P", piece, history.latents, text.shape[1])]
             cached = {"H": history.keys} if history.latents else {}

@@ -83,12 +83,7 @@ def check_batch(batch: WapBatch, settings: WapSettings) -> None:
     """
     s, size = settings, batch.actions.shape[0]
     frame = (s.latent_height, s.latent_width)
-    if s.has_plan:
-        _same("z_plan", batch.z_plan, (size, s.channels, s.plan_latents, *frame))
-    elif s.visual_plan == "none" and batch.z_plan is not None:
-        raise MemerError(
-            f"z_plan: {tuple(batch.z_plan.shape)}, but visual_plan=none has no plan; leave it out"
-        )
+    check_plan(batch.z_plan, s, batch=size)
     _same("z_clip", batch.z_clip, (size, s.channels, 1 + s.future_latents, *frame))
     _same("state", batch.state, (size, s.state_dim))
     _same("progress", batch.progress, (size,))
@@ -99,6 +94,22 @@ def check_batch(batch: WapBatch, settings: WapSettings) -> None:
         _same("progress_valid", batch.progress_valid, (size, s.action_horizon))
     _same("latent_valid", batch.latent_valid, (size, s.future_latents))
     _same("finished", batch.finished, (size,))
+
+
+def check_plan(z_plan: Tensor | None, settings: WapSettings, *, batch: int) -> None:
+    """Compare a plan's latents with the settings; a history may have any length.
+
+    Raises:
+        MemerError: as `check_batch`.
+    """
+    s = settings
+    if s.visual_plan == "none":
+        if z_plan is not None:
+            raise MemerError(f"z_plan: {tuple(z_plan.shape)}, but visual_plan=none has no plan; leave it out")
+    elif s.has_plan:
+        _same("z_plan", z_plan, (batch, s.channels, s.plan_latents, s.latent_height, s.latent_width))
+    elif z_plan is not None:
+        _same("z_plan", z_plan, (batch, s.channels, z_plan.shape[2], s.latent_height, s.latent_width))
 
 
 def _same(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
