@@ -38,9 +38,17 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
 
 
+def train_words(experiment: str) -> list[str]:
+    """Plan-following models have no keyframes, and so no rules for them."""
+    return TRAIN[:1] if experiment.startswith("map_") else TRAIN
+
+
 def cases() -> list[tuple[str, list[str]]]:
     found: list[tuple[str, list[str]]] = [("train", TRAIN)]
-    found += [("train", [f"experiment={name}", *TRAIN]) for name in options("experiment")]
+    found += [("train", [f"experiment={name}", *train_words(name)]) for name in options("experiment")]
+    found += [
+        ("train", [f"view={name}", *train_words("map_" * (name != "planner"))]) for name in options("view")
+    ]
     for group in ("contract", "model", "lora", "trainer", "logger", "scorer"):
         found += [("train", [f"{group}={name}", *TRAIN]) for name in options(group)]
     found += [("describe", [f"experiment={name}"]) for name in options("experiment")]
@@ -49,6 +57,9 @@ def cases() -> list[tuple[str, list[str]]]:
     found += [("build", [*BUILD[1:], f"source={name}"]) for name in options("source")]
     found += [("build", [*BUILD, f"labels={name}"]) for name in options("labels")]
     found += [("build", [*BUILD, "format=qwen", "view.rules=all_last"])]
+    found += [
+        ("features", ["root=SHARDS", "out=DIR", f"view={view}"]) for view in ("visual_planner", "executor")
+    ]
     return [(root, [*words, *(o for w in words for o in GIVEN.get(w, []))]) for root, words in found]
 
 
@@ -95,7 +106,7 @@ def test_every_file_below_conf_is_reached() -> None:
     parts = {"callbacks", "data", "view", "sweep", "eval"}
     left = {path for path in groups - reached if path.split("/")[0] not in parts}
     assert not left, f"add these to cases(): {sorted(left)}"
-    known = {"train.yaml", "eval.yaml", "build.yaml", "describe.yaml"}
+    known = {"train.yaml", "eval.yaml", "build.yaml", "describe.yaml", "features.yaml"}
     assert {path.name for path in CONF_DIR.glob("*.yaml")} == known
 
 
