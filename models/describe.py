@@ -15,6 +15,7 @@ from memer.contract import CameraLayout, Contract
 from memer.errors import UsageError
 from memer.prompts import render_messages
 from memer.sample import FrameKey, PlannerQuestion
+from models.describe_plans import FLOW_TARGETS, describe_flow
 from models.footprint import TrainingPlan, count_parameters, head_is_tied, meta_model, training_memory
 from models.lora import LoraSettings
 from models.pixels import PixelGeometry
@@ -51,20 +52,19 @@ def describe(cfg: dict[str, Any]) -> dict[str, Any]:
         SourceUnavailableError: neither a configuration of the base nor published sizes are at hand.
     """
     module = cfg["model"]["module"]
+    if module["_target_"] in FLOW_TARGETS:
+        return describe_flow(cfg, plan=_plan(cfg))
     if module["_target_"] != _TARGET:
-        raise UsageError(f"model.module._target_: {module['_target_']!r}; only {_TARGET} can be described")
+        known = ", ".join((_TARGET, *FLOW_TARGETS))
+        raise UsageError(
+            f"model.module._target_: {module['_target_']!r}; those that can be described: {known}"
+        )
     contract, cameras_from = _contract(cfg)
     found = _config(cfg["model"])
     lora: LoraSettings | None = instantiate(module["lora"], where="lora")
     with no_progress_bars():
         model = meta_model(found.config, lora=lora)
-    trainer = cfg["trainer"]
-    plan = TrainingPlan(
-        precision=trainer["precision"],
-        strategy=trainer["strategy"],
-        devices=_devices(trainer),
-        activation_checkpointing=module["activation_checkpointing"],
-    )
+    plan = _plan(cfg)
     return {
         "experiment": cfg["name"],
         "base": module["base"] or "made by the run",
@@ -75,14 +75,22 @@ def describe(cfg: dict[str, Any]) -> dict[str, Any]:
         "sizes": _sizes(found),
         "shapes": _shapes(found, contract, cameras_from=cameras_from, module=module),
         "memory_per_device": {
-            "precision": plan.precision,
-            "strategy": plan.name,
-            "devices": plan.devices,
+            **plan.describe(),
             **training_memory(model, plan),
             "activations": "left out: they depend on the attention kernel, the length of packed rows and "
             "the number of answer tokens; measure them in the first steps",
         },
     }
+
+
+def _plan(cfg: dict[str, Any]) -> TrainingPlan:
+    trainer = cfg["trainer"]
+    return TrainingPlan(
+        precision=trainer["precision"],
+        strategy=trainer["strategy"],
+        devices=_devices(trainer),
+        activation_checkpointing=cfg["model"]["module"]["activation_checkpointing"],
+    )
 
 
 def _config(model: dict[str, Any]) -> FoundConfig:

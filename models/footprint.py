@@ -26,6 +26,10 @@ PARTS: Mapping[str, str] = {
     "head": r"lm_head\..*",
 }
 
+#: Modules of a planner that may be computed again in the backward pass, and those that have no backward pass.
+LANGUAGE_LAYERS = r"model\.language_model\.layers\..*"
+_VISION_TOWER = r".*\.visual\..*"
+
 #: Bytes per float of each precision that training accepts.
 _FLOAT_BYTES = {"32-true": 4, "64-true": 8, "bf16-mixed": 4}
 
@@ -92,6 +96,10 @@ class TrainingPlan:
         node = self.strategy
         return str(node if isinstance(node, str) else node.get("_target_", "")).lower()
 
+    def describe(self) -> dict[str, Any]:
+        """Precision, strategy and devices as plain values."""
+        return {"precision": self.precision, "strategy": self.name, "devices": self.devices}
+
     @property
     def zero_stage(self) -> int:
         """DeepSpeed's stage, 0 without DeepSpeed."""
@@ -103,34 +111,42 @@ class TrainingPlan:
         return int(found.group(1)) if found else 2
 
     @property
+    def is_fsdp(self) -> bool:
+        """Whether weights, gradients and optimizer states are split (FSDP, fully)."""
+        return "fsdp" in self.name
+
+    @property
     def copies_gradients(self) -> bool:
         """Whether gradients lie in communication buckets besides their own storage."""
-        several = self.devices > 1 and not self.zero_stage
+        several = self.devices > 1 and not self.zero_stage and not self.is_fsdp
         view = isinstance(self.strategy, Mapping) and self.strategy.get("gradient_as_bucket_view", False)
         return several and not view
 
 
-def training_memory(model: nn.Module, plan: TrainingPlan) -> dict[str, float]:
+def training_memory(
+    model: nn.Module, plan: TrainingPlan, *, layers: str = LANGUAGE_LAYERS
+) -> dict[str, float]:
     """GiB per device that hold weights, gradients and AdamW's two moments, without activations.
 
     Weights are loaded as float32, so under bf16-mixed they are the master weights themselves; the graph then
     holds bfloat16 copies of the matrices that the backward pass needs. DeepSpeed keeps bfloat16 weights with
-    float32 masters of the trained ones and splits them over the devices, stage by stage; its communication
-    buffers are left out.
+    float32 masters of the trained ones and splits them over the devices, stage by stage; FSDP splits all and
+    gathers layer by layer. Communication buffers and gathered layers are left out.
 
     Args:
         model: on any device.
         plan: precision, strategy and devices.
+        layers: pattern of the modules that may be computed again in the backward pass.
     """
-    counts = count_parameters(model)
-    trainable, total = counts["trainable"], counts["total"]
+    total = sum(p.numel() for p in model.parameters())
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     size = _FLOAT_BYTES[plan.precision]
-    stage, share = plan.zero_stage, 1 / plan.devices
-    halved = stage > 0 and plan.precision == "bf16-mixed"
+    stage, share = 3 if plan.is_fsdp else plan.zero_stage, 1 / plan.devices
+    halved = plan.zero_stage > 0 and plan.precision == "bf16-mixed"
     kept = {
         "weights": total * (2 if halved else size) * (share if stage == 3 else 1),
         "master_weights": trainable * 4 * share if halved else 0,
-        "autocast_copies": 0 if stage else _autocast_bytes(model, plan),
+        "autocast_copies": 0 if plan.zero_stage else _autocast_bytes(model, plan, layers),
         "gradients": trainable * (2 if halved else size) * (share if stage >= 2 else 1),
         "gradient_buckets": trainable * size if plan.copies_gradients else 0,
         "adamw_moments": 2 * trainable * size * (share if stage else 1),
@@ -139,7 +155,7 @@ def training_memory(model: nn.Module, plan: TrainingPlan) -> dict[str, float]:
     return {f"{name}_gib": float(f"{value / _GIB:.4g}") for name, value in kept.items()}
 
 
-def _autocast_bytes(model: nn.Module, plan: TrainingPlan) -> int:
+def _autocast_bytes(model: nn.Module, plan: TrainingPlan, layers: str) -> int:
     """bfloat16 copies held by the graph; Lightning's autocast keeps no others, and layers that are computed
     again in the backward pass hold none."""
     if plan.precision != "bf16-mixed":
@@ -148,6 +164,6 @@ def _autocast_bytes(model: nn.Module, plan: TrainingPlan) -> int:
         2 * module.weight.numel()
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
-        and ".visual." not in name
-        and not (plan.activation_checkpointing and name.startswith("model.language_model.layers."))
+        and not re.fullmatch(_VISION_TOWER, name)
+        and not (plan.activation_checkpointing and re.fullmatch(layers, name))
     )

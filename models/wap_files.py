@@ -57,6 +57,9 @@ def read_executor(folder: Path) -> WapModel:
         model.load_state_dict(load_file(folder / WEIGHTS_FILE), assign=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise MemerError(f"{folder / WEIGHTS_FILE}: {' '.join(str(error).split())[:200]}") from None
+    # No weights file holds the stock rotary tables; those made on the meta device cannot be moved.
+    video, config = model.video, model.video.config
+    video.rope = type(video.rope)(config.attention_head_dim, config.patch_size, config.rope_max_seq_len)
     return model
 
 

@@ -113,7 +113,6 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         self._sampled = 0
         self._sample_ids: tuple[str, ...] = ()
         self._loss: Tensor | None = None
-        self._tables: dict[str, Tensor] = {}
 
     def build_model(self) -> nn.Module:
         """The model with its initial weights; called once, with torch's random numbers seeded."""
@@ -142,7 +141,6 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.model = self.build_model()
-        self._tables = {name: table.clone() for name, table in self.model.named_buffers()}
         self.train()
 
     def setup(self, stage: str) -> None:
@@ -155,16 +153,8 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         if str(self.trainer.precision) not in PRECISIONS:
             raise UsageError(
                 f"trainer.precision: {self.trainer.precision!r}, must be one of {', '.join(PRECISIONS)}; "
-                "weights kept in 16 bits lose small updates, and rotary tables their positions"
+                "weights kept in 16 bits lose small updates"
             )
-
-    def on_fit_start(self) -> None:
-        """Put the rotary tables back in float32: DeepSpeed casts buffers with the weights."""
-        for name, table in self._tables.items():
-            owner, _, leaf = name.rpartition(".")
-            module = self.model.get_submodule(owner)
-            if module._buffers[leaf].dtype != table.dtype:
-                module._buffers[leaf] = table.to(module._buffers[leaf].device)
 
     def training_step(self, batch: BatchT, batch_idx: int) -> Tensor:
         """The loss under noise that only seed, rank and the number of the batch decide."""

@@ -135,7 +135,6 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
 
     def on_fit_start(self) -> None:
         """Look whether the gate could ever fire."""
-        super().on_fit_start()
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if self.plan.progress_mode == "modality" and hasattr(data, "describe"):
             lengths = data.describe()["train"].get("segment_frames", {})
