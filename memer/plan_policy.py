@@ -21,7 +21,14 @@ from memer.cameras import prepare_frame
 from memer.canvas import paint_canvas
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
-from memer.executors.base import ActionChunk, Executor, LanguagePlanner, Pixels, VisualPlanner
+from memer.executors.base import (
+    ActionChunk,
+    Executor,
+    LanguagePlanner,
+    Pixels,
+    SeesEveryFrame,
+    VisualPlanner,
+)
 from memer.plan_settings import PlanSettings
 from memer.progress import ProgressGate, UpdateRule, align_progress
 from memer.similarity import PlanSimilarity
@@ -113,7 +120,8 @@ class MapWamPolicy:
 
     Args:
         language: names subtasks.
-        visual: imagines them; None exactly where the contract's plan says `visual_plan: none`.
+        visual: imagines them; None exactly where the executor reads no visual plan (`visual_plan: none`, or
+            `executor_context: full_history`).
         executor: carries them out.
         contract: cameras and plan; `contract.plan` must be there.
         replan: actions executed of every chunk, 1..action_horizon.
@@ -203,7 +211,9 @@ class MapWamPolicy:
         canvas = paint_canvas(views, canvas=self.plan.canvas, cameras=self.contract.cameras)
         if not self._buffer:
             self._begin(canvas, views)
-        else:
+        if isinstance(self.executor, SeesEveryFrame):
+            self.executor.observe(canvas)
+        if self._chunk is not None:
             self._after_action(canvas, state, views)
         if self.at_chunk_end:
             if self._must_ask and self._is_finished(canvas, state):
@@ -343,17 +353,19 @@ def _check(
         raise UsageError(f"replan: {replan}, must be in 1..{plan.action_horizon}, the action horizon")
     if calibration not in ("alignment", "none"):
         raise UsageError(f"calibration: {calibration!r}, must be alignment or none")
-    if (visual is None) != (plan.visual_plan == "none"):
+    blind = plan.visual_plan == "none" or plan.executor_context == "full_history"
+    if (visual is None) != blind:
         there = "there is none" if visual is None else "one was given"
-        raise UsageError(f"visual planner: {there}, but the contract says visual_plan {plan.visual_plan!r}")
+        raise UsageError(
+            f"visual planner: {there}, but the contract says visual_plan {plan.visual_plan!r}, "
+            f"executor_context {plan.executor_context!r}"
+        )
     if calibration == "alignment":
         why = (
             "there is no visual plan"
             if visual is None
             else "progress is classified"
             if plan.progress_mode == "classification"
-            else "the executor has no plan to align with"
-            if plan.executor_context == "full_history"
             else ""
         )
         if why:

@@ -6,7 +6,7 @@ lives until the next reset. Pictures are canvases, uint8[H, W, 3] RGB (`memer.ca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,4 +92,13 @@ class Executor(Protocol):
 
     def finished(self, canvas: Pixels, state: NDArray[np.float32]) -> float:
         """Probability that the subtask is finished; only asked of executors that classify progress."""
+        ...
+
+
+@runtime_checkable
+class SeesEveryFrame(Protocol):
+    """An executor that keeps all observations instead of a plan (`executor_context: full_history`)."""
+
+    def observe(self, canvas: Pixels) -> None:
+        """Called once per control step with the present observation, before `act`."""
         ...
