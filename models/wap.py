@@ -70,17 +70,25 @@ class WapModel(WapNetwork):
         t_video, t_chunk = draw(size), draw(size)
         future = batch.z_clip[:, :, 1:]
         progress = (2 * batch.progress_target - 1).unsqueeze(2)
+        z_plan, told = batch.z_plan, batch.progress
         noises = [_noise(data.shape, generator, device) for data in (future, batch.actions, progress)]
         noisy_future = interpolate(future, noises[0], t_video)
         noisy_actions = interpolate(batch.actions, noises[1], t_chunk)
         noisy_progress = interpolate(progress, noises[2], t_chunk)
+        if s.plan_noise and z_plan is not None:
+            z_plan = z_plan + s.plan_noise * _noise(z_plan.shape, generator, device)
+        if s.condition_jitter:
+            told = (told + s.condition_jitter * _noise(told.shape, generator, device)).clamp(0, 1)
+        action_valid = batch.action_valid.unsqueeze(2)
+        if batch.dim_valid is not None:
+            action_valid = action_valid & batch.dim_valid.unsqueeze(1)
 
         out = self(
-            z_plan=batch.z_plan,
+            z_plan=z_plan,
             z_obs=batch.z_clip[:, :, :1],
             text=self.context(batch.text_plan, batch.text_global),
             state=batch.state,
-            progress=batch.progress,
+            progress=told,
             noisy_actions=noisy_actions,
             noisy_progress=noisy_progress,
             t_chunk=t_chunk,
@@ -99,7 +107,7 @@ class WapModel(WapNetwork):
             "loss_action": masked_mse(
                 to_velocity(out.action, noisy_actions, t_chunk, kind=s.action_prediction),
                 noises[1] - batch.actions,
-                batch.action_valid,
+                action_valid,
                 weight=weigh(t_chunk),
             ),
         }

@@ -31,6 +31,7 @@ class WapBatch:
         latent_valid: bool[B, n], True = some of the latent's frames lie inside the segment.
         finished: float32[B] or bool[B], label of the classification.
         text_global: float32[B, M, T], the task's text; needed by target_text=plan+global alone.
+        dim_valid: bool[B, D], True = the embodiment has this action; None: all.
         progress_valid: bool[B, horizon], True = supervised progress; None: where action_valid is.
     """
 
@@ -46,6 +47,7 @@ class WapBatch:
     finished: Tensor
     text_global: Tensor | None = None
     progress_valid: Tensor | None = None
+    dim_valid: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "WapBatch":
         """The same on another device."""
@@ -92,6 +94,8 @@ def check_batch(batch: WapBatch, settings: WapSettings) -> None:
     _same("progress_target", batch.progress_target, (size, s.action_horizon))
     if batch.progress_valid is not None:
         _same("progress_valid", batch.progress_valid, (size, s.action_horizon))
+    if batch.dim_valid is not None:
+        _same("dim_valid", batch.dim_valid, (size, s.action_dim))
     _same("latent_valid", batch.latent_valid, (size, s.future_latents))
     _same("finished", batch.finished, (size,))
 

@@ -54,6 +54,8 @@ class WapSettings:
         progress_prediction: the same of the progress expert.
         shift: s of the flow times, in training and sampling.
         loss_weighting: weight of a sample's flow losses by its time, see `memer.flow.loss_weight`.
+        plan_noise: deviation of noise on the plan's latents in training, for plans that are not perfect.
+        condition_jitter: deviation of noise on p_t in training, for a progress that is not exact.
         lambda_video: weight of the future's loss.
         lambda_action: weight of the actions' loss.
         lambda_progress: weight of the progress' loss.
@@ -87,6 +89,8 @@ class WapSettings:
     progress_prediction: Prediction = "velocity"
     shift: float = 5.0
     loss_weighting: Literal["none", "bsmntw"] = "none"
+    plan_noise: float = 0.0
+    condition_jitter: float = 0.0
     lambda_video: float = 1.0
     lambda_action: float = 1.0
     lambda_progress: float = 1.0
@@ -120,7 +124,7 @@ class WapSettings:
                 value > 0 and value % LATENT_PATCH == 0, self, name, f"a positive multiple of {LATENT_PATCH}"
             )
         require(self.shift > 0, self, "shift", "positive")
-        for name in ("lambda_video", "lambda_action", "lambda_progress"):
+        for name in ("lambda_video", "lambda_action", "lambda_progress", "plan_noise", "condition_jitter"):
             require(getattr(self, name) >= 0, self, name, "zero or more")
         if self.video.hidden != self.video.attention_dim:
             raise UsageError(

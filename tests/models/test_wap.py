@@ -358,6 +358,41 @@ def test_the_loss_repeats_with_its_generator() -> None:
     assert not torch.equal(first, other)
 
 
+def test_an_action_that_the_robot_lacks_is_not_in_the_loss() -> None:
+    model = small_model()
+    batch = random_batch(model.settings)
+    has = torch.tensor([[True, True, False], [True, True, True]])
+    _, some = model.loss(replace(batch, dim_valid=has), generator=seeded())
+    _, full = model.loss(batch, generator=seeded())
+    _, everything = model.loss(replace(batch, dim_valid=torch.ones_like(has)), generator=seeded())
+    assert torch.equal(everything["loss_action"], full["loss_action"])
+    assert not torch.equal(some["loss_action"], full["loss_action"])
+    with pytest.raises(MemerError, match="dim_valid"):
+        model.loss(replace(batch, dim_valid=has[:, :2]))
+
+
+@pytest.mark.parametrize(("option", "changed"), [("plan_noise", "z_plan"), ("condition_jitter", "progress")])
+def test_noise_on_the_conditions(option: str, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches what it is named for, and nothing else: the other draws stay those of the plain run."""
+    settings = small_settings(**{option: 0.1})
+    seen: list[dict[str, Any]] = []
+    for chosen in (small_settings(), settings):
+        model = small_model(chosen)
+        forward = model.forward
+
+        def keep(forward: Any = forward, **inputs: Any) -> WapOutput:
+            seen.append(inputs)
+            return forward(**inputs)
+
+        monkeypatch.setattr(model, "forward", keep)
+        model.loss(random_batch(settings, size=64), generator=seeded())
+    plain, noisy = seen
+    assert {name for name in plain if not torch.equal(plain[name], noisy[name])} == {changed}
+    deviation = (noisy[changed] - plain[changed]).square().mean().sqrt()
+    assert 0.05 < deviation < 0.15
+    assert changed != "progress" or ((noisy[changed] >= 0) & (noisy[changed] <= 1)).all()
+
+
 def test_loss_weights_count() -> None:
     settings = small_settings(lambda_video=0.5, lambda_action=2.0, lambda_progress=3.0)
     model = small_model(settings)
