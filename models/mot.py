@@ -154,7 +154,7 @@ class Expert(nn.Module):
         """Values [B, S, token_dim] to tokens [B, S, H]; the learned token [B, 1, H] where there is one."""
         if self.proj_in is None:
             return self.token.expand(batch, -1, -1)
-        return self.proj_in(x)
+        return self.proj_in(x.to(self.proj_in.weight.dtype))
 
 
 class MoTLayer(nn.Module):

@@ -305,7 +305,7 @@ class WapModel(WapNetwork):
                     prediction = self.video.head(out[name], temb[:, i : i + 1], grid=self.video.grid(x))
                 else:
                     prediction = self.expert(name).proj_out(out[name])
-                velocities.append(to_velocity(prediction, x, time, kind=kinds[name]))
+                velocities.append(to_velocity(prediction.float(), x, time, kind=kinds[name]))
             return tuple(velocities)
 
         sampled = dict(zip(names, integrate(field, noise, times), strict=True))

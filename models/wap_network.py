@@ -136,13 +136,14 @@ class WapNetwork(nn.Module):
 
     def condition(self, text: Tensor, state: Tensor, progress: Tensor | None) -> Tensor:
         """Text plus one token each for state and progress: [B, M + 1 or 2, T]."""
-        tokens = [text, self.state_in(state).unsqueeze(1)]
+        dtype = self.state_in.weight.dtype
+        tokens = [text.to(dtype), self.state_in(state.to(dtype)).unsqueeze(1)]
         if self.progress_in is not None:
             if progress is None:
                 raise ValueError(
                     "progress is missing; this executor is told its progress (progress_condition)"
                 )
-            tokens.append(self.progress_in(2 * progress.unsqueeze(1) - 1).unsqueeze(1))
+            tokens.append(self.progress_in((2 * progress.unsqueeze(1) - 1).to(dtype)).unsqueeze(1))
         return torch.cat(tokens, dim=1)
 
     def start(self, plan_latents: int) -> int:
@@ -155,7 +156,9 @@ class WapNetwork(nn.Module):
 
     def embed(self, name: str, x: Tensor) -> Tensor:
         """Noisy values of a group to tokens of its expert."""
-        return self.video.embed(x) if name == "video" else self.expert(name).embed(x, batch=len(x))
+        if name == "video":
+            return self.video.embed(x.to(self.video.patch_embedding.weight.dtype))
+        return self.expert(name).embed(x, batch=len(x))
 
     def chunk_stream(self, name: str, context: Tensor, *, t: Tensor) -> Stream:
         """Stream of A ("action") or R ("progress") at flow times t [B or 1, R]."""

@@ -145,8 +145,9 @@ def video_stream(
         t = torch.cat(rows, dim=1)
     temb, time = time_embedding(video.condition_embedder, t)
     rope = _frame_rope(video.rope_tables, tuple(positions), grid, latents.device)
-    stream = Stream(groups=tuple(groups), time=time, rope=rope, text=video.embed_text(context))
-    return video.embed(latents), stream, temb
+    dtype = video.patch_embedding.weight.dtype
+    stream = Stream(groups=tuple(groups), time=time, rope=rope, text=video.embed_text(context.to(dtype)))
+    return video.embed(latents.to(dtype)), stream, temb
 
 
 def line_stream(

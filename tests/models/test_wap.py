@@ -242,6 +242,20 @@ def test_several_episodes_in_lockstep_are_the_same_as_alone() -> None:
     torch.testing.assert_close(actions, torch.cat(chunks), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_half_precision_weights_take_full_precision_inputs() -> None:
+    """The caches halve; the Euler steps stay in float32, close to those of full precision."""
+    model, half = small_model(), small_model().to(torch.bfloat16)
+    batch = random_batch(model.settings)
+    expected = model.sample(*caches(model, batch), steps=4, generator=seeded())
+    inputs = caches(half, batch)
+    assert inputs[0].num_bytes == caches(model, batch)[0].num_bytes // 2
+    chunk = half.sample(*inputs, steps=4, generator=seeded())
+    assert chunk.actions.dtype == torch.float32
+    error = (chunk.actions - expected.actions).norm() / expected.actions.norm()
+    assert 0 < error < 5e-2
+
+
 # -- losses --------------------------------------------------------------------------------
 
 
