@@ -12,7 +12,6 @@ Source: MaP-WAM (arXiv 2609.11561), causal world model.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -34,34 +33,15 @@ from memer.flow import (
 )
 from memer.plan_settings import TEMPORAL_RATIO
 from models.cwm_layout import Layout, all_targets_layout, block_of, one_target_layout
+from models.evidence import EvidenceCache
 from models.masks import block_mask
-from models.wan import CausalWan, KeyValue, Rope, TextGroup, rope_rows, time_embedding
+from models.wan import CausalWan, Rope, TextGroup, rope_rows, time_embedding
 
 #: Networks receive the flow time times this.
 TIME_SCALE = 1000.0
 
 #: Share of noise that evidence gets at most where `history_noise_prob` is set.
 HISTORY_NOISE = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceCache:
-    """What the finished blocks leave behind; a value, never changed in place.
-
-    Attributes:
-        layers: keys and values per transformer block, [B, num_latents * n, heads, head_dim]; empty at first.
-        num_latents: latent frames inside: 0, or 1 + r * (finished segments).
-        shape: [B, C, h, w] of the latents.
-    """
-
-    layers: tuple[KeyValue, ...] = ()
-    num_latents: int = 0
-    shape: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of keys and values."""
-        return sum(k.nbytes + v.nbytes for k, v in self.layers)
 
 
 class CausalWorldModel(nn.Module):
