@@ -613,3 +613,34 @@ def test_the_mask_is_the_published_picture() -> None:
 def test_frames_of_a_history_see_earlier_ones() -> None:
     rows = ["".join(".x"[int(cell)] for cell in row) for row in history_mask(2, 2, cached=1)]
     assert rows == ["xxxx..", "xxxx..", "xxxxxx", "xxxxxx"]
+
+
+def test_a_trained_executor_does_what_plan_and_progress_say() -> None:
+    """The plan's sign decides the actions, p_t where the progress goes on: learned in 120 short steps."""
+    settings = small_settings(action_horizon=4, future_latents=1)
+    torch.manual_seed(0)
+    model = WapModel(settings)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95))
+
+    def draw(seed: int) -> tuple[WapBatch, Tensor]:
+        batch = random_batch(settings, size=16, seed=seed)
+        sign = torch.where(batch.progress_target[:, 0] > 0.5, 1.0, -1.0)
+        assert batch.z_plan is not None
+        ahead = torch.arange(1, 5) / 10
+        return replace(
+            batch,
+            z_plan=sign.view(-1, 1, 1, 1, 1).expand_as(batch.z_plan),
+            actions=sign.view(-1, 1, 1).expand_as(batch.actions),
+            progress_target=0.5 * batch.progress.unsqueeze(1) + ahead,
+        ), sign
+
+    for step in range(120):
+        loss, _ = model.loss(draw(step)[0], generator=seeded(step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    batch, sign = draw(1000)
+    chunk = model.eval().sample(*caches(model, batch), generator=seeded())
+    assert (chunk.actions - sign.view(-1, 1, 1)).abs().mean() < 0.25
+    assert chunk.progress is not None
+    assert (chunk.progress - batch.progress_target).abs().mean() < 0.08
