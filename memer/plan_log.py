@@ -6,7 +6,8 @@ import numpy as np
 from PIL import Image
 
 from memer.executors.base import Pixels
-from memer.plan_policy import MapWamPolicy, SegmentLog
+from memer.plan_policy import MapWamPolicy
+from memer.plan_records import SegmentLog
 
 #: Space between pictures, px, and its grey level.
 GAP, GREY = 2, 255

@@ -9,10 +9,11 @@ buffer become the record of the segment, and the same observation opens the next
 arXiv 2609.11561).
 """
 
+import copy
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,14 @@ from memer.contract import Contract
 from memer.errors import MemerError, UsageError
 from memer.executors.base import (
     ActionChunk,
+    ChunkRequest,
     Executor,
     LanguagePlanner,
     Pixels,
     SeesEveryFrame,
     VisualPlanner,
 )
+from memer.plan_records import ChunkLog, SegmentEnd, SegmentLog, SegmentMemory
 from memer.plan_settings import PlanSettings
 from memer.progress import ProgressGate, UpdateRule, align_progress
 from memer.similarity import PlanSimilarity
@@ -37,82 +40,7 @@ from memer.windows import bucket_last_indices
 #: A segment is over when a classifying executor says so with more than this probability.
 FINISHED = 0.5
 
-SegmentEnd = Literal["gate", "classified", "limit"]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentMemory:
-    """The record of a finished segment: what planners see of it later.
-
-    Attributes:
-        text: language plan.
-        frames: uint8[8, H, W, 3], real canvases by `bucket_last_indices`.
-        head: uint8[h, w, 3], head view at the end.
-    """
-
-    text: str
-    frames: Pixels
-    head: Pixels
-
-
-@dataclass(slots=True)
-class SegmentLog:
-    """What one segment was planned and how it went.
-
-    Attributes:
-        index: 1 for the first segment.
-        text: language plan.
-        start: control step of its first observation.
-        plan: uint8[8, H, W, 3] plan frames, None without a visual plan.
-        end: control step of its last observation, None while it runs.
-        ended_by: what ended it, None while it runs.
-        kept: control steps of the frames that became its record.
-        frames: the record's frames, None while it runs.
-        language_ms, visual_ms, prefill_ms: time of the language plan, of the visual plan, of caching it.
-    """
-
-    index: int
-    text: str
-    start: int
-    plan: Pixels | None
-    language_ms: float
-    visual_ms: float
-    prefill_ms: float
-    end: int | None = None
-    ended_by: SegmentEnd | None = None
-    kept: list[int] = field(default_factory=list)
-    frames: Pixels | None = None
-
-
-@dataclass(slots=True)
-class ChunkLog:
-    """One action chunk.
-
-    Attributes:
-        segment: index of its segment, 1 for the first.
-        text: language plan in force.
-        step: control step of the observation it was predicted from.
-        progress_before: progress carried over from the executed actions.
-        progress: the same after alignment with the plan; the executor's condition.
-        executed: actions of it that were carried out.
-        predicted: their raw predicted progress.
-        score: the gate's last mean, or the last probability that the segment is finished; None before either.
-        act_ms: time of the prediction.
-    """
-
-    segment: int
-    text: str
-    step: int
-    progress_before: float
-    progress: float
-    act_ms: float
-    executed: int = 0
-    predicted: list[float] = field(default_factory=list)
-    score: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values under the names above."""
-        return asdict(self)
+Part = TypeVar("Part")
 
 
 class MapWamPolicy:
@@ -187,11 +115,7 @@ class MapWamPolicy:
         self._chunk: ActionChunk | None = None
         self._gate.reset()
         self._must_ask = False
-
-    @property
-    def at_chunk_end(self) -> bool:
-        """Whether the next step needs a new prediction, whatever the gate says."""
-        return self._chunk is None or self.chunks[-1].executed >= self.replan
+        self._before_alignment = 0.0
 
     def step(self, observation: Mapping[str, Any]) -> NDArray[np.float32]:
         """The action to execute now.
@@ -206,6 +130,20 @@ class MapWamPolicy:
         Raises:
             MemerError: the observation does not fit the contract, or the executor gave no usable action.
         """
+        request = self.observe(observation)
+        if request is not None:
+            started = time.perf_counter()
+            chunk = self.executor.act(request.canvas, request.state, request.progress)
+            self.take(chunk, act_ms=1e3 * (time.perf_counter() - started))
+        return self.next_action()
+
+    def observe(self, observation: Mapping[str, Any]) -> ChunkRequest | None:
+        """First half of `step`: take an observation in.
+
+        Returns:
+            What the executor is to answer (`take`) before `next_action`; None while a chunk lasts. Several
+            episodes may so share one call of the model.
+        """
         views = observation["images"]
         state = _checked_state(observation["state"], self.steps)
         canvas = paint_canvas(views, canvas=self.plan.canvas, cameras=self.contract.cameras)
@@ -215,16 +153,62 @@ class MapWamPolicy:
             self.executor.observe(canvas)
         if self._chunk is not None:
             self._after_action(canvas, state, views)
-        if self.at_chunk_end:
-            if self._must_ask and self._is_finished(canvas, state):
-                self._close_segment(canvas, views, "classified")
-            self._predict(canvas, state)
-        chunk, log = self._chunk, self.chunks[-1]
-        assert chunk is not None, "a chunk was just predicted"
-        action = np.array(chunk.actions[log.executed], dtype=np.float32)
+        if self._chunk is not None and self.chunks[-1].executed < self.replan:
+            return None
+        if self._must_ask and self._is_finished(canvas, state):
+            self._close_segment(canvas, views, "classified")
+        self._before_alignment = self.progress
+        if self.calibration == "alignment" and self._references is not None:
+            self.progress = align_progress(
+                self.progress,
+                self._references,
+                canvas,
+                similarity=self._similarity,
+                rule=self._update_rule,
+            )
+        return ChunkRequest(canvas, state, self.progress)
+
+    def take(self, chunk: ActionChunk, *, act_ms: float = 0.0) -> None:
+        """Second half: the executor's answer to the last request.
+
+        Raises:
+            MemerError: too short, or an action is not finite.
+        """
+        self._chunk = _checked_chunk(chunk, replan=self.replan, step=self.steps)
+        segment = self.segments[-1]
+        self.chunks.append(
+            ChunkLog(
+                segment=segment.index,
+                text=segment.text,
+                step=self.steps,
+                progress_before=self._before_alignment,
+                progress=self.progress,
+                act_ms=act_ms,
+            )
+        )
+
+    def next_action(self) -> NDArray[np.float32]:
+        """float32[A] of the chunk in force.
+
+        Raises:
+            MemerError: no chunk was taken for the last request.
+        """
+        if self._chunk is None or self.chunks[-1].executed >= self.replan:
+            raise MemerError("policy: no chunk; observe, and answer its request, before the next action")
+        log = self.chunks[-1]
+        action = np.array(self._chunk.actions[log.executed], dtype=np.float32)
         log.executed += 1
         self.steps += 1
         return action
+
+    def fork(self) -> "MapWamPolicy":
+        """The same policy for another stream of observations: models are shared, states are not."""
+        other = copy.copy(self)
+        other.language, other.executor = _forked(self.language), _forked(self.executor)
+        other.visual = None if self.visual is None else _forked(self.visual)
+        other._gate = ProgressGate(self._gate.tau, self._gate.window)
+        other.reset("")
+        return other
 
     # What an observation does.
 
@@ -313,27 +297,6 @@ class MapWamPolicy:
             )
         )
 
-    def _predict(self, canvas: Pixels, state: NDArray[np.float32]) -> None:
-        before = self.progress
-        if self.calibration == "alignment" and self._references is not None:
-            self.progress = align_progress(
-                before, self._references, canvas, similarity=self._similarity, rule=self._update_rule
-            )
-        started = time.perf_counter()
-        chunk = self.executor.act(canvas, state, self.progress)
-        self._chunk = _checked_chunk(chunk, replan=self.replan, step=self.steps)
-        segment = self.segments[-1]
-        self.chunks.append(
-            ChunkLog(
-                segment=segment.index,
-                text=segment.text,
-                step=self.steps,
-                progress_before=before,
-                progress=self.progress,
-                act_ms=1e3 * (time.perf_counter() - started),
-            )
-        )
-
 
 def head_view(views: Mapping[str, Any], contract: Contract) -> Pixels:
     """The head camera's view, uint8[h, w, 3], as the language planner's training sees it.
@@ -398,3 +361,9 @@ def _checked_chunk(chunk: ActionChunk, *, replan: int, step: int) -> ActionChunk
     if not np.isfinite(chunk.actions).all():
         raise MemerError(f"step {step}: the executor gave an action that is not finite; check its weights")
     return chunk
+
+
+def _forked(part: Part) -> Part:
+    """Another stream of a part; one that does not say how keeps no state."""
+    fork = getattr(part, "fork", None)
+    return part if fork is None else fork()

@@ -6,7 +6,10 @@ contract, so that run time and training take the same path.
 Source: MaP-WAM specification, section 10 (Algorithm 1).
 """
 
+import copy
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,14 +19,14 @@ from torch import Tensor
 from memer.canvas import to_pixels, to_signed
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
-from memer.executors.base import ActionChunk, Pixels
+from memer.executors.base import ActionChunk, ChunkRequest, Pixels
 from models.codec import CodecState, make_codec
 from models.collate_plans import normalizers, plan_of
 from models.cwm import CausalWorldModel, EvidenceCache
 from models.cwm_files import load_world_model
 from models.text import make_text_encoder
 from models.wap import WapModel
-from models.wap_cache import ObsCache, PlanCache
+from models.wap_cache import PlanCache
 from models.wap_files import load_executor
 
 
@@ -40,6 +43,17 @@ class _ModelPart:
         self.codec = make_codec(self.plan_settings.codec, device=self.device)
         self._texts = make_text_encoder(self.plan_settings.text, device=self.device)
         self._generator = torch.Generator(device=self.device)
+
+    def fork(self) -> Self:
+        """Another stream around the same model, before its first reset."""
+        other = copy.copy(self)
+        other._generator = torch.Generator(device=self.device)
+        other._clear()
+        return other
+
+    def _clear(self) -> None:
+        """Forget the episode."""
+        raise NotImplementedError
 
     def _clip(self, frames: Pixels) -> Tensor:
         """uint8[T, H, W, 3] as float32[1, 3, T, H, W] in [-1, 1] on the device."""
@@ -159,6 +173,7 @@ class ModelExecutor(_ModelPart):
         self.model = model
         self.states, self.actions = normalizers(contract)
         self._classifies = self.plan_settings.progress_mode == "classification"
+        self._told = self.plan_settings.progress_condition
         self._keeps_history = self.plan_settings.executor_context == "full_history"
         #: Whose latents `plan_encoding: episodic` takes; set by who composes the policy.
         self.visual: ModelVisualPlanner | None = None
@@ -208,24 +223,41 @@ class ModelExecutor(_ModelPart):
             z_plan = self.codec.encode(self._clip(references))
         self.prefix = self.model.prefill_plan(z_plan, self._context)
 
-    @torch.no_grad()
     def act(self, canvas: Pixels, state: NDArray[np.float32], progress: float) -> ActionChunk:
         """Sample a chunk; progress is left unclipped, and zero where it is classified instead."""
-        context, proprioception, condition = self._inputs(state, progress)
-        prefix = self._prefix(context)
-        observed = self._observed(prefix, canvas, context, proprioception, condition)
-        chunk = self.model.sample(
-            prefix,
-            observed,
-            context,
-            proprioception,
-            condition,
-            steps=self.steps,
-            generator=self._generator,
-        )
-        actions: Tensor = self.actions.denormalize(chunk.actions[0])
-        scores = actions.new_zeros(len(actions)) if chunk.progress is None else chunk.progress[0]
-        return ActionChunk(actions.float().cpu().numpy(), scores.float().cpu().numpy())
+        return self.act_many([self], [ChunkRequest(canvas, state, progress)])[0]
+
+    @torch.no_grad()
+    def act_many(
+        self, streams: Sequence["ModelExecutor"], requests: Sequence[ChunkRequest]
+    ) -> list[ActionChunk]:
+        """As `act` of every stream, each with its noise; those with caches of one length share a pass."""
+        inputs = [stream._inputs(r.state, r.progress) for stream, r in zip(streams, requests, strict=True)]
+        prefixes = [stream._prefix(given[0]) for stream, given in zip(streams, inputs, strict=True)]
+        groups: dict[int, list[int]] = {}
+        for row, prefix in enumerate(prefixes):
+            groups.setdefault(prefix.latents, []).append(row)
+        chunks: dict[int, ActionChunk] = {}
+        for rows in groups.values():
+            alone = len(rows) == 1
+            prefix = prefixes[rows[0]] if alone else PlanCache.join([prefixes[row] for row in rows])
+            text, state = (torch.cat([inputs[row][k] for row in rows]) for k in (0, 1))
+            progress = torch.cat([inputs[row][2] for row in rows]) if self._told else None
+            z = self.codec.encode(torch.cat([self._clip(requests[row].canvas[None]) for row in rows]))
+            observed = self.model.prefill_obs(prefix, z, text, state, progress)
+            chunk = self.model.sample(
+                prefix,
+                observed,
+                text,
+                state,
+                progress,
+                steps=self.steps,
+                generator=[streams[row]._generator for row in rows],
+            )
+            actions = self.actions.denormalize(chunk.actions).float().cpu().numpy()
+            scores = actions[..., 0] * 0 if chunk.progress is None else chunk.progress.float().cpu().numpy()
+            chunks |= {row: ActionChunk(*pair) for row, *pair in zip(rows, actions, scores, strict=True)}
+        return [chunks[row] for row in range(len(requests))]
 
     @torch.no_grad()
     def finished(self, canvas: Pixels, state: NDArray[np.float32]) -> float:
@@ -234,16 +266,16 @@ class ModelExecutor(_ModelPart):
             raise MemerError("executor: it predicts progress and does not classify it; see progress_mode")
         context, proprioception, _ = self._inputs(state, 0.0)
         prefix = self._prefix(context)
-        observed = self._observed(prefix, canvas, context, proprioception, None)
+        z = self.codec.encode(self._clip(canvas[None]))
+        observed = self.model.prefill_obs(prefix, z, context, proprioception, None)
         return float(self.model.finished(prefix, observed, context, proprioception)[0])
 
-    def _inputs(self, state: NDArray[np.float32], progress: float) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(text, normalised state, progress or None) as batches of one."""
+    def _inputs(self, state: NDArray[np.float32], progress: float) -> tuple[Tensor, Tensor, Tensor]:
+        """(text, normalised state, progress) as batches of one."""
         if self._context is None:
             raise MemerError("executor: start_segment comes before actions")
         normalised = torch.from_numpy(self.states.normalize(state))[None].to(self.device)
-        told = self.plan_settings.progress_condition
-        return self._context, normalised, normalised.new_tensor([progress]) if told else None
+        return self._context, normalised, normalised.new_tensor([progress])
 
     def _prefix(self, context: Tensor) -> PlanCache:
         """The plan's cache, or the history's up to the frame before the present one."""
@@ -261,17 +293,6 @@ class ModelExecutor(_ModelPart):
             else:
                 self.prefix = self.model.prefill_plan(latents, context)
         return self.prefix
-
-    def _observed(
-        self,
-        prefix: PlanCache,
-        canvas: Pixels,
-        context: Tensor,
-        state: Tensor,
-        progress: Tensor | None,
-    ) -> ObsCache:
-        z = self.codec.encode(self._clip(canvas[None]))
-        return self.model.prefill_obs(prefix, z, context, state, progress)
 
     def _episodic_latents(self) -> Tensor:
         if self.visual is None or self.visual.latents is None:

@@ -43,6 +43,7 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
         rollouts = rollout_map_wam(
             _plays(env, todo),
             policy,
+            batch_size=cfg["batch_size"],
             seed=cfg["seed"],
             on_episode=None if frames is None else PlanLog(frames.folder),
         )

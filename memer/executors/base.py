@@ -6,7 +6,7 @@ lives until the next reset. Pictures are canvases, uint8[H, W, 3] RGB (`memer.ca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,21 @@ class ActionChunk:
 
     actions: NDArray[np.float32]
     progress: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """What an executor is asked: `Executor.act` with these arguments.
+
+    Attributes:
+        canvas: uint8[H, W, 3], current observation.
+        state: float32[S].
+        progress: share of the subtask done, 0..1.
+    """
+
+    canvas: Pixels
+    state: NDArray[np.float32]
+    progress: float
 
 
 class LanguagePlanner(Protocol):
@@ -101,4 +116,16 @@ class SeesEveryFrame(Protocol):
 
     def observe(self, canvas: Pixels) -> None:
         """Called once per control step with the present observation, before `act`."""
+        ...
+
+
+@runtime_checkable
+class ActsTogether(Protocol):
+    """An executor whose streams can share one call of the model.
+
+    Parts that keep a state have `fork()`: another stream, with the same model and nothing of this state.
+    """
+
+    def act_many(self, streams: Sequence[Any], requests: Sequence[ChunkRequest]) -> list[ActionChunk]:
+        """As `act` of every stream with its request; `streams` are forks of this one."""
         ...

@@ -7,7 +7,7 @@ world of every episode before its reset. Each one simulates copies; the played w
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,12 @@ class _Scripted:
     def bind_world(self, world: World) -> None:
         """Look at the world of the next episode."""
         self._world, self._script = world, expert_script(world)
+
+    def fork(self) -> Self:
+        """Another one for another world."""
+        other = copy.copy(self)
+        other._world, other._script = None, []
+        return other
 
     def goal(self, number: int, text: str) -> ExpertSegment | None:
         """The expert's segment of this number (0 for the first), if it has this text."""
