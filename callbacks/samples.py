@@ -21,7 +21,8 @@ from callbacks.wandb_runs import wandb_run
 from memer.contract import Contract
 from memer.errors import UsageError
 from memer.folders import write_json
-from memer.prompts import answer_text, parse_answer, system_text, user_text
+from memer.instructions import read_answer
+from memer.prompts import answer_text, system_text, user_text
 from memer.sample import PlannerSample
 
 log = logging.getLogger(__name__)
@@ -147,12 +148,18 @@ def sample_record(
         "predicted": predicted,
     }
     if predicted is not None:
-        parsed = parse_answer(predicted, num_positions=len(question.recent_keys))
+        parsed = read_answer(
+            predicted, prompt, num_positions=len(question.recent_keys), subtasks=contract.subtasks
+        )
         record["parse_ok"] = parsed.ok
         record["right"] = (
             parsed.ok
             and parsed.subtask == sample.subtask
-            and (not prompt.answer_positions or set(parsed.positions) == set(sample.positions))
+            and (
+                prompt.form == "segments"
+                or not prompt.answer_positions
+                or set(parsed.positions) == set(sample.positions)
+            )
         )
     return record
 

@@ -15,7 +15,14 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor
 
-from memer.artifact import DEFAULT_PLANNER, Provenance, check_complete, seal_artifact, write_provenance
+from memer.artifact import (
+    DEFAULT_PLANNER,
+    LANGUAGE_PLANNER,
+    Provenance,
+    check_complete,
+    seal_artifact,
+    write_provenance,
+)
 from memer.contract import Contract
 from memer.errors import MemerError, SourceUnavailableError
 from memer.folders import copy_files, new_folders, side_files
@@ -144,8 +151,9 @@ class TunedModel:
 
     def record(self, *, alpha: float) -> dict[str, Any]:
         """The fields of a provenance that the run knows."""
+        form = self.module.contract.prompt.form
         return {
-            "planner": DEFAULT_PLANNER,
+            "planner": LANGUAGE_PLANNER if form == "segments" else DEFAULT_PLANNER,
             "base_name": self.base_name,
             "base_hash": self.base_hash,
             "alpha": alpha,

@@ -128,6 +128,8 @@ class ShardDataModule(lightning.LightningDataModule):
             _use_features(val_view, self._val, sets)
         self.train_table = SampleTable(self._train, self.train_view)
         self.val_table = SampleTable(self._val, val_view)
+        if self.contract.prompt.form == "segments":
+            self.contract = replace(self.contract, subtasks=tuple(self.subtasks()))
         self._check_lanes()
 
     def bind(self, collate: Collate) -> "ShardDataModule":

@@ -27,6 +27,8 @@ from memer.policy import Policy
 PROVENANCE_FILE = "provenance.json"
 PROVENANCE_VERSION = 1
 DEFAULT_PLANNER = "models.planner:QwenVLPlanner"
+#: Loads a planner whose prompts have the form `segments`.
+LANGUAGE_PLANNER = "models.map_language:QwenLanguagePlanner"
 PREPROCESSOR_FILE = "preprocessor_config.json"
 
 #: Without one of these the folder would load only in part, or with values that training did not use.

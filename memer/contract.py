@@ -114,6 +114,9 @@ DEFAULT_SYSTEM_TEXT = (
     "- keyframe_positions: list of 1-indexed positions from the video input where actions change"
 )
 
+#: The standard system turn of the form `segments` (MaP-WAM specification, section 6).
+SEGMENTS_SYSTEM_TEXT = "You plan the next subtask of a robot. Answer with the instruction only."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSettings:
@@ -121,6 +124,7 @@ class PromptSettings:
 
     Attributes:
         system_text: the system turn; taken verbatim from the data for a checkpoint trained on public data.
+            The standard text follows `form`.
         memory_header: line before the memory images; absent when there are none.
         recent_header: line before the window images.
         history_header: line before the numbered list of earlier subtasks (text memory).
@@ -129,7 +133,14 @@ class PromptSettings:
         answer_positions: whether the answer carries `keyframe_positions`.
         ensure_ascii: escape non-ASCII characters in the answer.
         fold_system: put the system text in front of the user text, without a system turn.
-        form: what a question shows: `windows` of recent and remembered frames, or the finished `segments`.
+        form: what a question shows: `windows` of recent and remembered frames, or the finished `segments`,
+            then the answer is the next instruction alone.
+        initial_header: segments: before the first image.
+        finished_header: segments: line before the numbered list of finished subtasks.
+        nothing_finished: segments: the list when it is empty.
+        result_text: segments: between a finished subtask and its image.
+        request: segments: last line, `{k}` stands for the number of the subtask asked for.
+        snap: segments: `nearest` replaces an answer by the most similar of `Contract.subtasks`.
     """
 
     system_text: str = DEFAULT_SYSTEM_TEXT
@@ -144,8 +155,18 @@ class PromptSettings:
     ensure_ascii: bool = False
     fold_system: bool = False
     form: Literal["windows", "segments"] = "windows"
+    initial_header: str = "Initial observation: "
+    finished_header: str = "Finished subtasks:"
+    nothing_finished: str = "none"
+    result_text: str = " \u2014 result: "
+    request: str = "Give subtask {k}."
+    snap: Literal["none", "nearest"] = "none"
 
     def __post_init__(self) -> None:
+        if self.form == "segments" and self.system_text == DEFAULT_SYSTEM_TEXT:
+            object.__setattr__(self, "system_text", SEGMENTS_SYSTEM_TEXT)
+        require(self.snap in ("none", "nearest"), self, "snap", "none or nearest")
+        require("{k}" in self.request, self, "request", "a text with {k}, the number asked for")
         require(self.segment_whitespace in ("strip", "keep"), self, "segment_whitespace", "strip or keep")
         require(self.answer_style in ("spaced", "compact"), self, "answer_style", "spaced or compact")
         require(self.form in ("windows", "segments"), self, "form", "windows or segments")
@@ -169,6 +190,7 @@ class Contract:
         model_family: `config.model_type` of the base model, empty before a model is bound.
         statistics: feature -> {mean, std, min, max} lists, from training data only.
         plan: canvas, codec, text and switches of a plan-following policy; None for a planner alone.
+        subtasks: labels of the training data, bound with prompts of the form `segments`.
         version: version of this form.
     """
 
@@ -185,6 +207,7 @@ class Contract:
     model_family: str = ""
     statistics: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     plan: PlanSettings | None = None
+    subtasks: tuple[str, ...] = ()
     version: int = CONTRACT_VERSION
 
     def __post_init__(self) -> None:
@@ -200,6 +223,7 @@ class Contract:
             for feature, entries in self.statistics.items()
         }
         object.__setattr__(self, "statistics", frozen)
+        object.__setattr__(self, "subtasks", tuple(self.subtasks))
         if self.plan is not None:
             self._check_plan_cameras(self.plan)
 

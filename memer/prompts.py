@@ -1,6 +1,7 @@
 """Question and answer as text: one renderer for training, evaluation, server and export, one tolerant parser.
 
-User text of a step with one memory image, two window images and text memory (public form, `<image>` marks):
+User text of a step with one memory image, two window images and text memory (public form, `<image>` marks),
+form `windows`:
 
     Task: find the cup
     Subtasks completed so far:
@@ -10,6 +11,15 @@ User text of a step with one memory image, two window images and text memory (pu
     Here is a video of the most recent actions the robot has executed:
     <image>
     <image>
+
+and in the form `segments` (MaP-WAM), for the third subtask:
+
+    Task: press the left button two times, then confirm
+    Initial observation: <image>
+    Finished subtasks:
+    1. press the left button one time [em dash] result: <image>
+    2. press the left button one time [em dash] result: <image>
+    Give subtask 3.
 """
 
 import json
@@ -28,6 +38,12 @@ IMAGE_MARK = "<image>"
 SUBTASK_KEY = "current_subtask"
 SUBTASK_ALIAS = "current_primitive"
 POSITIONS_KEY = "keyframe_positions"
+
+#: Form -> its configured texts, for messages.
+_CONFIGURED = {
+    "windows": "system_text, memory_header, recent_header and history_header",
+    "segments": "system_text, initial_header, finished_header, result_text and request",
+}
 
 #: What a tokenizer or a renderer could take for a control string: `<|...`, `<word>`, `</word>`.
 _CONTROL = re.compile(r"<(?=\||/?[A-Za-z_]+>)")
@@ -66,24 +82,42 @@ def user_text(question: PlannerQuestion, prompt: PromptSettings) -> str:
     Raises:
         MemerError: a configured text holds `<image>`, so that marks and images would not agree.
     """
-    lines = [f"Task: {escape_data_text(question.instruction)}"]
+    lines = _segment_lines if prompt.form == "segments" else _window_lines
+    text = "\n".join([f"Task: {escape_data_text(question.instruction)}", *lines(question, prompt)])
+    if prompt.fold_system and prompt.system_text:
+        text = f"{prompt.system_text}\n\n{text}"
+    if text.count(IMAGE_MARK) != len(question.image_keys):
+        raise MemerError(
+            f"prompt: {text.count(IMAGE_MARK)} marks {IMAGE_MARK} for {len(question.image_keys)} images; "
+            f"remove the mark from {_CONFIGURED[prompt.form]}"
+        )
+    return text
+
+
+def _window_lines(question: PlannerQuestion, prompt: PromptSettings) -> list[str]:
+    lines: list[str] = []
     if question.history:
         lines.append(prompt.history_header)
         lines += [f"{i}. {escape_data_text(text)}" for i, text in enumerate(question.history, start=1)]
     if question.memory_keys:
         lines.append(prompt.memory_header)
         lines += [IMAGE_MARK] * len(question.memory_keys)
-    lines.append(prompt.recent_header)
-    lines += [IMAGE_MARK] * len(question.recent_keys)
-    text = "\n".join(lines)
-    if prompt.fold_system and prompt.system_text:
-        text = f"{prompt.system_text}\n\n{text}"
-    if text.count(IMAGE_MARK) != len(question.image_keys):
-        raise MemerError(
-            f"prompt: {text.count(IMAGE_MARK)} marks {IMAGE_MARK} for {len(question.image_keys)} images; "
-            "remove the mark from system_text, memory_header, recent_header and history_header"
-        )
-    return text
+    return [*lines, prompt.recent_header, *[IMAGE_MARK] * len(question.recent_keys)]
+
+
+def _segment_lines(question: PlannerQuestion, prompt: PromptSettings) -> list[str]:
+    """Duplicates stay in the list: in a counting task their number is the state."""
+    done = question.history
+    finished = [
+        f"{i}. {escape_data_text(text)}{prompt.result_text}{IMAGE_MARK}"
+        for i, text in enumerate(done, start=1)
+    ]
+    return [
+        f"{prompt.initial_header}{IMAGE_MARK}",
+        prompt.finished_header,
+        *(finished or [prompt.nothing_finished]),
+        prompt.request.replace("{k}", str(len(done) + 1)),
+    ]
 
 
 def system_text(prompt: PromptSettings) -> str | None:
@@ -134,7 +168,7 @@ def split_marks(text: str, *, whitespace: Literal["strip", "keep"]) -> list[Cont
 
 
 def answer_text(subtask: str, positions: Sequence[int], prompt: PromptSettings) -> str:
-    r"""The answer to learn: one JSON object with the two keys in fixed order.
+    r"""The answer to learn: one JSON object with the two keys in fixed order, or the instruction alone.
 
     A bracket that could begin a control string is written as its JSON escape, so that no label can end the
     answer early; parsing gives the label back unchanged.
@@ -143,7 +177,11 @@ def answer_text(subtask: str, positions: Sequence[int], prompt: PromptSettings) 
     '{"current_subtask": "dust bottom shelf", "keyframe_positions": [5]}'
     >>> answer_text("a <|im_end|>", [], PromptSettings(answer_style="compact", answer_positions=False))
     '{"current_subtask":"a \\u003c|im_end|>"}'
+    >>> answer_text("press the left button", [], PromptSettings(form="segments"))
+    'press the left button'
     """
+    if prompt.form == "segments":
+        return escape_data_text(subtask.strip())
     answer: dict[str, Any] = {SUBTASK_KEY: subtask}
     if prompt.answer_positions:
         answer[POSITIONS_KEY] = [int(position) for position in positions]
@@ -200,7 +238,7 @@ def parse_answer(
     """
     if not isinstance(text, str) or not text.strip():
         return PlannerAnswer(ok=False, error="empty_text")
-    spoken = _without_thoughts(text)
+    spoken = without_thoughts(text)
     if spoken is None:
         return PlannerAnswer(ok=False, error="unclosed_think")
     error = "no_json_object"
@@ -226,7 +264,7 @@ def parse_answer(
     return PlannerAnswer(ok=False, error=error)
 
 
-def _without_thoughts(text: str) -> str | None:
+def without_thoughts(text: str) -> str | None:
     """The text outside closed think blocks; None when one is never closed."""
     pieces: list[str] = []
     position = 0

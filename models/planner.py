@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memer.contract import Contract
 from memer.errors import MemerError
+from memer.instructions import read_answer
 from memer.planners.base import PlannerRequest, PlannerResult
-from memer.prompts import parse_answer
 from memer.sample import FrameKey
 from models.decode import Dialogue, Turn, answer_greedily
 from models.prompt_encoder import PromptEncoder
@@ -154,7 +154,12 @@ class QwenVLPlanner:
         return int(self.prefix_gib * 2**30) - sum(prefix.num_bytes for prefix in others if prefix)
 
     def _result(self, text: str, request: PlannerRequest, timings: dict[str, float]) -> PlannerResult:
-        answer = parse_answer(text, num_positions=len(request.question.recent_keys))
+        answer = read_answer(
+            text,
+            self.contract.prompt,
+            num_positions=len(request.question.recent_keys),
+            subtasks=self.contract.subtasks,
+        )
         latency = sum(timings.values())
         if not answer.ok:
             return PlannerResult(

@@ -223,6 +223,8 @@ class PromptEncoder:
     def _answer(self, sample: PlannerSample) -> list[tuple[int, int]]:
         """(id, kind) of every trained token."""
         text = answer_text(sample.subtask, sample.positions, self.contract.prompt)
+        if self.contract.prompt.form == "segments":
+            return [*((token_id, LABEL) for token_id in self._ids(text)), (self.turn_end_id, END)]
         encoded = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
         )

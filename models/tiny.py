@@ -1,8 +1,8 @@
-"""A tiny Qwen3-VL base model made on the spot: same classes and files as the full one, trainable on a laptop.
+"""A tiny Qwen base model made on the spot: same classes and files as the full one, trainable on a laptop.
 
-The folder holds everything that a hub folder of Qwen3-VL holds, so loading, training, merging, export and
-serving run through the same code. Nothing is downloaded: the tokenizer is a byte-level BPE trained on the
-caller's text.
+The folder holds everything that a hub folder of Qwen3-VL or Qwen3.5 holds, so loading, training, merging,
+export and serving run through the same code. Nothing is downloaded: the tokenizer is a byte-level BPE trained
+on the caller's text.
 """
 
 import json
@@ -13,14 +13,20 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from torch import nn
-from transformers import GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedConfig,
+    Qwen3_5Config,
+    Qwen3VLConfig,
+)
 
 from memer.contract import PromptSettings
 from memer.errors import UsageError
@@ -88,6 +94,12 @@ class TinySize:
         vocabulary: learned tokens at most, bytes included; special tokens come on top.
         initializer_range: std of the language model's initial matrices; about 1 / sqrt(model_dim): 0.02
             learns several times slower at this width.
+        family: model type; `qwen3_5` mixes linear attention with full attention, and its tower has no
+            deepstack levels.
+        full_attention_interval: qwen3_5: every how many layers attention is full.
+        linear_key_heads: qwen3_5: heads of queries and keys in linear attention.
+        linear_value_heads: qwen3_5: value heads in linear attention, a multiple of the former.
+        linear_head_dim: qwen3_5: features of each of these heads.
     """
 
     model_dim: int = 128
@@ -103,6 +115,11 @@ class TinySize:
     vision_positions: int = 64
     vocabulary: int = 512
     initializer_range: float = 0.08
+    family: Literal["qwen3_vl", "qwen3_5"] = "qwen3_vl"
+    full_attention_interval: int = 4
+    linear_key_heads: int = 2
+    linear_value_heads: int = 4
+    linear_head_dim: int = 32
 
     def __post_init__(self) -> None:
         for name, fine, accepted in (
@@ -110,6 +127,17 @@ class TinySize:
             ("num_key_value_heads", self.num_heads % self.num_key_value_heads == 0, "a divisor of num_heads"),
             ("vision_positions", math.isqrt(self.vision_positions) ** 2 == self.vision_positions, "a square"),
             ("vision_depth", 1 <= self.vision_depth <= self.num_layers + 1, "1 .. num_layers + 1"),
+            ("family", self.family in ("qwen3_vl", "qwen3_5"), "qwen3_vl or qwen3_5"),
+            (
+                "full_attention_interval",
+                1 <= self.full_attention_interval <= self.num_layers,
+                "1 .. num_layers",
+            ),
+            (
+                "linear_value_heads",
+                self.linear_value_heads % self.linear_key_heads == 0,
+                "a multiple of linear_key_heads",
+            ),
             ("vocabulary", self.vocabulary >= 256, "at least the 256 bytes"),
         ):
             if not fine:
@@ -117,8 +145,11 @@ class TinySize:
 
     @property
     def mrope_section(self) -> list[int]:
-        """Rotary frequencies of time, height and width; together half a head, as in the full model."""
-        half = self.head_dim // 2
+        """Rotary frequencies of time, height and width, as in the full model: half of what is rotated.
+
+        That is a head, or in Qwen3.5 a quarter of it.
+        """
+        half = self.head_dim // (2 if self.family == "qwen3_vl" else 8)
         spatial = half * 5 // 16
         return [half - 2 * spatial, spatial, spatial]
 
@@ -127,8 +158,14 @@ def planner_corpus(
     *, subtasks: Iterable[str], instructions: Iterable[str], prompt: PromptSettings, num_positions: int = 8
 ) -> Iterator[str]:
     """Text that looks like a planner's questions and answers, for the tokenizer of a tiny base."""
-    yield from (prompt.system_text, prompt.memory_header, prompt.recent_header, prompt.history_header)
+    yield prompt.system_text
     yield from (f"Task: {instruction}" for instruction in instructions)
+    if prompt.form == "segments":
+        yield from (prompt.initial_header, prompt.finished_header, prompt.nothing_finished, prompt.request)
+        yield from (f"1. {subtask}{prompt.result_text}" for subtask in subtasks)
+        yield from (answer_text(subtask, (), prompt) for subtask in subtasks)
+        return
+    yield from (prompt.memory_header, prompt.recent_header, prompt.history_header)
     for subtask in subtasks:
         yield f"1. {subtask}"
         for position in range(num_positions + 1):
@@ -177,7 +214,7 @@ def make_tiny_base(
     return out
 
 
-def tiny_config(size: TinySize, *, num_tokens: int) -> Qwen3VLConfig:
+def tiny_config(size: TinySize, *, num_tokens: int) -> PreTrainedConfig:
     """The model configuration of a size.
 
     Args:
@@ -187,7 +224,21 @@ def tiny_config(size: TinySize, *, num_tokens: int) -> Qwen3VLConfig:
     ids: dict[str, Any] = {
         token: num_tokens - len(SPECIAL_TOKENS) + k for k, token in enumerate(SPECIAL_TOKENS)
     }
-    return Qwen3VLConfig(
+    text: dict[str, Any] = {}
+    vision: dict[str, Any] = {"deepstack_visual_indexes": list(range(1, size.vision_depth))}
+    rope: dict[str, Any] = {}
+    if size.family == "qwen3_5":
+        vision = {}
+        rope = {"partial_rotary_factor": 0.25}
+        text = {
+            "full_attention_interval": size.full_attention_interval,
+            "linear_num_key_heads": size.linear_key_heads,
+            "linear_num_value_heads": size.linear_value_heads,
+            "linear_key_head_dim": size.linear_head_dim,
+            "linear_value_head_dim": size.linear_head_dim,
+        }
+    kind = Qwen3_5Config if size.family == "qwen3_5" else Qwen3VLConfig
+    return kind(
         text_config={
             "vocab_size": math.ceil(num_tokens / 64) * 64,
             "hidden_size": size.model_dim,
@@ -203,8 +254,10 @@ def tiny_config(size: TinySize, *, num_tokens: int) -> Qwen3VLConfig:
                 "rope_theta": 5_000_000,
                 "mrope_section": size.mrope_section,
                 "mrope_interleaved": True,
+                **rope,
             },
             "tie_word_embeddings": True,
+            **text,
         },
         vision_config={
             "hidden_size": size.vision_dim,
@@ -216,7 +269,7 @@ def tiny_config(size: TinySize, *, num_tokens: int) -> Qwen3VLConfig:
             "temporal_patch_size": 2,
             "out_hidden_size": size.model_dim,
             "num_position_embeddings": size.vision_positions,
-            "deepstack_visual_indexes": list(range(1, size.vision_depth)),
+            **vision,
         },
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -284,7 +337,7 @@ def _write_model(out: Path, tokenizer: Tokenizer, *, size: TinySize, seed: int) 
     config = tiny_config(size, num_tokens=tokenizer.get_vocab_size())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(config)
+        model = AutoModelForImageTextToText.from_config(config)
         _scale_tower(model.model.visual)
     model.generation_config = GenerationConfig(
         do_sample=False,

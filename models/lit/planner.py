@@ -263,7 +263,10 @@ class PlannerModule(pl.LightningModule):
         """Loss, and the share of samples whose greedy answer would be right to the last token."""
         losses, hits = self.answer_losses(batch)
         sample = torch.searchsorted(batch.cu_seq_lens.long(), batch.target_index, right=True) - 1
-        for name, kinds in (("exact", None), ("exact_label", LABEL), ("exact_positions", POSITIONS)):
+        measures = {"exact": None, "exact_label": LABEL, "exact_positions": POSITIONS}
+        if self.contract.prompt.form == "segments":
+            measures = {"exact": None}  # the answer is the label alone
+        for name, kinds in measures.items():
             chosen = torch.ones_like(hits) if kinds is None else batch.target_kinds == kinds
             wrong = torch.zeros(len(batch.cu_seq_lens) - 1, device=hits.device)
             wrong.index_add_(0, sample, (chosen & ~hits).float())
