@@ -6,8 +6,8 @@ All ways answer the same questions with the same weights: true memory, so that e
 images whatever the model says. The model is trained for a moment, so that its answers are what planners
 write; `--training-steps 0` measures noise. The texts must be equal character by character. The naive way is
 the same code that forgets everything before every question; the library's own `generate` runs once besides,
-for its answers and, being slower still, for a second ratio. Times are CPU seconds on one thread, so that other
-work on the machine shifts neither side.
+for its answers and, being slower still, for a second ratio. Times are CPU seconds on one thread, so that
+other work on the machine shifts neither side.
 """
 
 import argparse
