@@ -14,6 +14,7 @@ from memer.cameras import stacked_frames
 from memer.canvas import canvases
 from memer.contract import CameraLayout
 from memer.episode import Episode
+from memer.errors import MemerError
 from memer.plan_settings import CanvasLayout
 from memer.sample import FrameKey
 
@@ -72,6 +73,7 @@ class FrameCache:
             frame number -> uint8[H, W, 3], read-only because several samples share it.
 
         Raises:
+            MemerError: a camera is missing or ends early, or a picture is none.
             ValueError: the kept frames were drawn in another way.
         """
         if self._drawing is None:
@@ -109,4 +111,7 @@ def _drawn(
 ) -> Iterable[tuple[int, NDArray[np.uint8]]]:
     if canvas is None:
         return zip(indices, stacked_frames(episode, layout, indices), strict=True)
-    return canvases(episode, indices, canvas=canvas, cameras=layout).items()
+    try:
+        return canvases(episode, indices, canvas=canvas, cameras=layout).items()
+    except ValueError as error:  # a picture of another shape or number type
+        raise MemerError(f"episode {episode.episode_index} of {episode.source}: frames: {error}") from None

@@ -1,13 +1,14 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data.views.frames import FrameCache
 from data.views.visual_planner import VisualPlannerView, VisualPlannerViewConfig
 from memer.canvas import paint_canvas
 from memer.contract import Contract
-from memer.episode import Episode, Segment
+from memer.episode import ArrayFrames, Episode, Segment
 from memer.errors import MemerError, UsageError
 from memer.windows import bucket_last_indices
 from tests.data.plans import episode_with, plan_contract, plan_values, shown
@@ -56,6 +57,13 @@ def test_a_training_canvas_equals_a_live_one() -> None:
     live = {key: next(iter(source.frames([15]))) for key, source in episode.cameras.items()}
     painted = paint_canvas(live, canvas=contract.plan.canvas, cameras=LAYOUT)
     assert (sample.frames[-1] == painted).all()
+
+
+def test_frames_of_another_type_are_named() -> None:
+    episode = episode_with([16], 16)
+    broken = ArrayFrames(np.full((16, 54, 96, 3), 300, np.int16))
+    with pytest.raises(MemerError, match="episode 3 of synthetic: frames: picture of int16: must be uint8"):
+        samples_of(replace(episode, cameras={**episode.cameras, "base": broken}))
 
 
 def test_a_cache_that_drew_otherwise_is_refused() -> None:
