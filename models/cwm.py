@@ -149,7 +149,7 @@ class CausalWorldModel(nn.Module):
             u = torch.rand(num_segments.shape, generator=generator, device=generator.device)
             chosen = (u.to(num_segments.device) * num_segments).long().clamp(max=num - 1)
             frames = r * chosen[:, None] + frames[:r]
-            text_targets = text_targets[torch.arange(len(chosen)), chosen].unsqueeze(1)
+            text_targets = text_targets[torch.arange(len(chosen), device=chosen.device), chosen].unsqueeze(1)
             layout = one_target_layout(chosen.cpu(), r)
         else:
             frames = frames.expand(latents.shape[0], -1)

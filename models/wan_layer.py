@@ -38,7 +38,8 @@ class Modulation(NamedTuple):
 
 
 def time_embedding(condition_embedder: nn.Module, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Embed flow times, one per latent frame (or one for all tokens with F = 1).
+    """Embed flow times, one per latent frame (or one for all tokens with F = 1), autocast or not in the
+    weights' own precision.
 
     Args:
         condition_embedder: `WanTimeTextImageEmbedding`.
@@ -47,10 +48,11 @@ def time_embedding(condition_embedder: nn.Module, t: Tensor) -> tuple[Tensor, Te
     Returns:
         temb [B, F, H] for the output head and its projection [B, F, 6, H] for the blocks.
     """
-    rows = condition_embedder.timesteps_proj(t.flatten()).unflatten(0, t.shape)
-    rows = rows.to(next(condition_embedder.time_embedder.parameters()).dtype)
-    temb = condition_embedder.time_embedder(rows).to(condition_embedder.time_proj.weight.dtype)
-    return temb, condition_embedder.time_proj(condition_embedder.act_fn(temb)).unflatten(2, (6, -1))
+    with torch.autocast(t.device.type, enabled=False):  # times of 0..1000 and modulation need their digits
+        rows = condition_embedder.timesteps_proj(t.flatten()).unflatten(0, t.shape)
+        rows = rows.to(next(condition_embedder.time_embedder.parameters()).dtype)
+        temb = condition_embedder.time_embedder(rows).to(condition_embedder.time_proj.weight.dtype)
+        return temb, condition_embedder.time_proj(condition_embedder.act_fn(temb)).unflatten(2, (6, -1))
 
 
 def modulation(block: nn.Module, time: Tensor) -> Modulation:

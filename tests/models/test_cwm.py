@@ -1,63 +1,25 @@
 """The causal world model: what may depend on what, cached against recomputed, padding, options."""
 
-import warnings
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from memer.errors import UsageError
-from memer.flow import euler_times
-from models.cwm import CausalWorldModel, EvidenceCache
+from models.cwm import CausalWorldModel
 from models.cwm_layout import all_targets_layout
 from models.masks import block_mask
-from models.wan import CausalWan, tiny_config
-
-C, H, W, M, T = 8, 4, 4, 3, 32
-N = 4  # tokens per latent frame
-
-
-def make_model(*, plan_frames: int = 8, **kwargs: Any) -> CausalWorldModel:
-    torch.manual_seed(0)
-    config = {**tiny_config(channels=C), "num_layers": 2, "ffn_dim": 96, "num_attention_heads": 3}
-    return CausalWorldModel(CausalWan(**config), plan_frames=plan_frames, **kwargs)
-
-
-def noise(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def batch(num: int = 3, *, size: int = 2, r: int = 2) -> dict[str, Tensor]:
-    return {
-        "latents": noise(size, C, 1 + r * num, H, W),
-        "num_segments": torch.full((size,), num),
-        "text_global": noise(size, M, T, seed=2),
-        "text_plan": noise(size, num, M, T, seed=3),
-    }
-
-
-def seeded(seed: int = 5) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-class Watched(CausalWan):
-    """Keeps what goes in and out of each pass."""
-
-    def run(self, tokens: Tensor, time: Tensor, **kwargs: Any) -> Any:
-        self.passes = [*getattr(self, "passes", []), (tokens, super().run(tokens, time, **kwargs))]
-        return self.passes[-1][1]
-
-
-def watched(**kwargs: Any) -> CausalWorldModel:
-    model = make_model(**kwargs)
-    model.transformer.__class__ = Watched
-    return model
-
-
-def frame_tokens(x: Tensor, first: int, last: int) -> Tensor:
-    return x[:, first * N : last * N]
-
+from tests.models.small_cwm import (
+    C,
+    H,
+    N,
+    W,
+    batch,
+    by_block,
+    frame_tokens,
+    make_model,
+    seeded,
+    states,
+    watched,
+)
 
 # -- one pass, cached, block by block --------------------------------------------------------------------
 
@@ -78,13 +40,6 @@ def one_pass_velocity(model: CausalWorldModel, b: dict[str, Tensor], x: Tensor, 
     return found[:, :, -2:]
 
 
-def by_block(model: CausalWorldModel, b: dict[str, Tensor]) -> EvidenceCache:
-    cache = model.append(model.empty_cache(), b["latents"][:, :, :1], b["text_global"])
-    for k in range(b["text_plan"].shape[1] - 1):
-        cache = model.append(cache, b["latents"][:, :, 1 + 2 * k : 3 + 2 * k], b["text_global"])
-    return cache
-
-
 @torch.no_grad()
 def test_one_pass_equals_prefill_equals_append() -> None:
     """The visibility at run time is that of training."""
@@ -95,6 +50,19 @@ def test_one_pass_equals_prefill_equals_append() -> None:
     for cache in (prefilled, by_block(model, b)):
         found = model.sample(cache, b["text_plan"][:, -1], steps=1, generator=seeded())
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_training_sees_what_planning_sees() -> None:
+    """At time 1 with equal noise, the training pass and the cached one end in the same tokens."""
+    model, b = watched(), batch()
+    start = [torch.randn((2, C, 2, H, W), generator=seeded(k)) for k in range(3)]
+    model.draw = lambda latents, *, generator: (torch.cat(start, dim=2), torch.ones(2, 3))  # type: ignore
+    trained = states(model, b)[:, 5 * N :]
+    for k in range(3):
+        cache = model.prefill(b["latents"][:, :, : 1 + 2 * k], b["text_global"])
+        model.sample(cache, b["text_plan"][:, k], steps=1, generator=seeded(k))
+        planned = model.transformer.passes[-1][1][0]
+        torch.testing.assert_close(planned, frame_tokens(trained, 2 * k, 2 * k + 2), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -135,13 +103,6 @@ def test_nothing_stays_in_the_modules() -> None:
 
 
 # -- what may depend on what -----------------------------------------------------------------------------
-
-
-def states(model: CausalWorldModel, b: dict[str, Tensor]) -> Tensor:
-    """Tokens after the last block of the training pass [clean 0..2 | noisy 1..3]."""
-    with torch.no_grad():
-        model.loss(**b, generator=seeded())
-    return model.transformer.passes[-1][1][0]
 
 
 def test_a_block_changes_no_earlier_one() -> None:
@@ -274,119 +235,3 @@ def test_the_loss_repeats_and_follows_the_generator() -> None:
 def test_the_mask_is_built_once() -> None:
     layout = all_targets_layout(3, 2)
     assert layout.mask(N, torch.device("cpu")) is layout.mask(N, torch.device("cpu"))
-
-
-# -- a perfect transformer -------------------------------------------------------------------------------
-
-
-class Oracle(CausalWan):
-    """Answers with what the test gives it."""
-
-    def head(self, tokens: Tensor, temb: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        super().head(tokens, temb, grid=grid)
-        return self.answer
-
-
-@pytest.mark.parametrize("targets", ["all_targets", "one_target"])
-@pytest.mark.parametrize("prediction", ["data", "velocity"])
-def test_a_perfect_model_has_no_loss(prediction: Any, targets: Any) -> None:
-    model, b = make_model(prediction=prediction, targets=targets), batch(num=1)
-    model.transformer.__class__ = Oracle
-    data = b["latents"][:, :, 1:]
-    drawn, _ = model.draw(b["latents"], generator=seeded())
-    model.transformer.answer = data if prediction == "data" else drawn - data
-    loss, figures = model.loss(**b, generator=seeded())
-    assert (
-        loss < 1e-3 if prediction == "data" else loss == 0
-    )  # data: only near time 0, by the divisor's bound
-    assert figures["clean_mse"] < 1e-4
-
-
-def test_a_perfect_model_samples_the_truth() -> None:
-    model, b = make_model(prediction="data"), batch()
-    model.transformer.__class__ = Oracle
-    model.transformer.answer = b["latents"][:, :, -2:]
-    cache = by_block(model, b)
-    found = model.sample(cache, b["text_plan"][:, 2], steps=10, generator=seeded())
-    torch.testing.assert_close(found, b["latents"][:, :, -2:], rtol=0, atol=1e-5)
-    assert euler_times(10)[-2] > 0.05  # else the divisor's bound would show
-
-
-# -- options -----------------------------------------------------------------------------------------------
-
-
-def test_current_only_is_an_image_to_video_model_under_the_plan_text() -> None:
-    model, b = watched(visual_plan="current_only"), batch(num=1)
-    before = states(model, b)
-    assert torch.equal(before, states(model, {**b, "text_global": b["text_global"] + 1}))
-    cache = model.append(model.empty_cache(), b["latents"][:, :, :1], b["text_plan"][:, 0])
-    assert model.sample(cache, b["text_plan"][:, 0], generator=seeded(), steps=1).shape == (2, C, 2, H, W)
-    with pytest.raises(ValueError, match="keeps no evidence"):
-        model.append(cache, b["latents"][:, :, 1:], b["text_plan"][:, 0])
-    with pytest.raises(ValueError, match="clips of one"):
-        model.loss(**batch(num=2), generator=seeded())
-
-
-def test_noise_on_evidence_and_dropped_texts() -> None:
-    model, b = watched(history_noise_prob=1.0, text_drop=1.0), batch()
-    states(model, b)
-    noisy = model.transformer.passes[-1][0]
-    model.history_noise_prob = 0.0
-    states(model, b)
-    clean = model.transformer.passes[-1][0]
-    assert not torch.isclose(frame_tokens(noisy, 0, 5), frame_tokens(clean, 0, 5)).all(dim=-1).any()
-    dropped = states(model, b)
-    assert torch.equal(dropped, states(model, {**b, "text_plan": b["text_plan"] + 1}))
-
-
-def test_guidance_leaves_the_textless_velocity_behind() -> None:
-    model, b = make_model(text_drop=0.1), batch()
-    cache, text = by_block(model, b), b["text_plan"][:, 2]
-    with_text, without, guided = (
-        model.sample(cache, t, steps=1, generator=seeded(), guidance=g)
-        for t, g in ((text, 1.0), (torch.zeros_like(text), 1.0), (text, 3.0))
-    )
-    torch.testing.assert_close(guided, without + 3 * (with_text - without), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="text_drop"):
-        make_model().sample(cache, text, generator=seeded(), guidance=2.0)
-
-
-def test_velocity_in_too_few_channels_is_warned_about() -> None:
-    wide = {**tiny_config(channels=192), "num_layers": 1}
-    with pytest.warns(UserWarning, match=r"768 numbers in 192 channels.*prediction=data"):
-        CausalWorldModel(CausalWan(**wide))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        CausalWorldModel(CausalWan(**wide), prediction="data")
-        make_model()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"prediction": "noise"}, "prediction='noise'"),
-        ({"plan_frames": 6}, "plan_frames=6"),
-        ({"text_drop": 1.5}, "text_drop=1.5"),
-        ({"visual_plan": "none"}, "visual_plan='none'"),
-    ],
-)
-def test_bad_options_are_named(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_model(**kwargs)
-
-
-def test_sizes_that_do_not_belong_together_are_named() -> None:
-    model, b = make_model(), batch()
-    for name, value in (
-        ("latents", b["latents"][:, :, :-1]),
-        ("text_plan", b["text_plan"][:, :2]),
-        ("num_segments", b["num_segments"][:1]),
-    ):
-        with pytest.raises(ValueError, match=name):
-            model.loss(**{**b, name: value}, generator=seeded())
-    with pytest.raises(ValueError, match="2 latents, must have 1"):
-        model.append(model.empty_cache(), b["latents"][:, :, :2], b["text_global"])
-    with pytest.raises(ValueError, match="1 latents, must have 2"):
-        model.append(by_block(model, b), b["latents"][:, :, :1], b["text_global"])
-    with pytest.raises(ValueError, match="empty"):
-        model.sample(model.empty_cache(), b["text_global"], generator=seeded())

@@ -9,7 +9,16 @@ from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
 from memer.errors import UsageError
-from models.wan import CausalWan, RopeTables, full_config, rope_1d, rope_rows, rotate, tiny_config
+from models.wan import (
+    CausalWan,
+    RopeTables,
+    full_config,
+    rope_1d,
+    rope_rows,
+    rotate,
+    time_embedding,
+    tiny_config,
+)
 
 
 def small_config() -> dict:
@@ -182,3 +191,11 @@ def test_products_of_rotated_vectors_depend_on_the_distance() -> None:
 
     torch.testing.assert_close(product(2, 5), product(12, 15), rtol=0, atol=1e-5)
     assert abs(product(2, 5) - product(2, 9)) > 1e-2
+
+
+def test_times_keep_their_digits_under_autocast(model: CausalWan) -> None:
+    t = torch.tensor([[871.25, 872.0]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = time_embedding(model.condition_embedder, t)
+    for found, expected in zip(inside, time_embedding(model.condition_embedder, t), strict=True):
+        assert torch.equal(found, expected)
