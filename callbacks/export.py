@@ -89,14 +89,15 @@ class ExportCallback(pl.Callback):
             return
         out = self._root(trainer) / "export"
         merging = next((c for c in trainer.callbacks if isinstance(c, MergeCallback)), None)  # type: ignore[attr-defined]
-        if merging is None or weights is not None:
+        if merging is None:
             self._export(out, pl_module, weights, step=trainer.global_step)
         else:
-            tuned = TunedModel(pl_module, step=trainer.global_step)  # type: ignore[arg-type]
-            best = merging.merge(trainer, pl_module).best
+            best = merging.merge(trainer, pl_module, weights).best
             with new_folders([out], replace=True) as (folder,):
                 copy_artifact(best.folder, folder)
-                self._check_reload(folder, tuned)
+                if weights is None:  # the merge of a whole model was checked when it was written
+                    tuned = TunedModel(pl_module, step=trainer.global_step)  # type: ignore[arg-type]
+                    self._check_reload(folder, tuned)
         self.path = out
         log.info("exported to %s", out)
 

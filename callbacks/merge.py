@@ -1,6 +1,6 @@
 """Merge the tuned weights with their base when training ends, once per alpha, and choose the best by a score.
 
-    run_dir/tuned/              the tuned weights as they are (run_dir/adapter/ for LoRA)
+    run_dir/tuned/              the tuned weights as they are (run_dir/adapter/ for LoRA; planners only)
     run_dir/merged/alpha_0.80/  a complete artifact per alpha
     run_dir/merged/table.json   alphas, scores and the choice
 
@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 import lightning.pytorch as pl
+from torch import Tensor
 
 from callbacks.tuned import TunedModel
+from callbacks.whole import SavesModel, WholeModel, check_has_base, gathered_weights
 from memer.errors import MemerError, UsageError
 from memer.merge import alpha_name
 
@@ -102,31 +104,44 @@ class MergeCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Before training: is the base one that can be exported at all?"""
         self.result = None
-        if stage == "fit" and trainer.is_global_zero:
+        if stage == "fit" and isinstance(pl_module, SavesModel):
+            check_has_base(pl_module)
+        elif stage == "fit" and trainer.is_global_zero:
             TunedModel(pl_module, step=0)  # type: ignore[arg-type]  # a Lightning module, see TunedModule
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Merge, score, choose."""
+        weights = gathered_weights(trainer, pl_module)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            self.merge(trainer, pl_module)
+            self.merge(trainer, pl_module, weights)
 
-    def merge(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> MergeResult:
-        """Do it once per fit; the export asks for it too, whichever callback comes first."""
+    def merge(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, weights: Mapping[str, Tensor] | None
+    ) -> MergeResult:
+        """Do it once per fit; the export asks for it too, whichever callback comes first.
+
+        Args:
+            trainer: of the fit.
+            pl_module: what was trained.
+            weights: of `callbacks.whole.gathered_weights`.
+        """
         if self.result is not None:
             return self.result
-        tuned = TunedModel(pl_module, step=trainer.global_step)  # type: ignore[arg-type]
         run_dir = Path(self.run_dir or trainer.default_root_dir)
-        folder = tuned.write(run_dir / ("adapter" if tuned.is_adapter else "tuned"))
         outs = {alpha: run_dir / "merged" / alpha_name(alpha) for alpha in self.alphas}
+        if weights is not None:
+            assert isinstance(pl_module, SavesModel)
+            whole = WholeModel(pl_module, step=trainer.global_step, weights=weights)
+            merged = whole.merge(outs)
+        else:
+            tuned = TunedModel(pl_module, step=trainer.global_step)  # type: ignore[arg-type]
+            folder = tuned.write(run_dir / ("adapter" if tuned.is_adapter else "tuned"))
+            merged = [(r.alpha, r.out, r.num_changed) for r in tuned.merge(folder, outs)]
         rows = []
-        for report in tuned.merge(folder, outs):
-            metrics = dict(self.scorer(report.out)) if self.scorer else {}
-            log.info("merged alpha=%g into %s %s", report.alpha, report.out, metrics or "")
-            rows.append(
-                MergeRow(
-                    alpha=report.alpha, folder=report.out, num_changed=report.num_changed, metrics=metrics
-                )
-            )
+        for alpha, out, num_changed in merged:
+            metrics = dict(self.scorer(out)) if self.scorer else {}
+            log.info("merged alpha=%g into %s %s", alpha, out, metrics or "")
+            rows.append(MergeRow(alpha=alpha, folder=out, num_changed=num_changed, metrics=metrics))
         best = max(rows, key=self._score) if self.scorer else rows[0]
         self.result = MergeResult(rows=tuple(rows), best=best)
         self._write_table(run_dir / "merged")

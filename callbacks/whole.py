@@ -1,14 +1,18 @@
-"""Export of a model that is trained whole: its module writes weights and settings, no base joins in."""
+"""Export of a model that is trained whole: its module writes weights and settings, no base joins in.
+
+A merge mixes the trained weights with the initial ones, which the module can make again.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from memer.artifact import write_provenance
 from memer.contract import Contract
-from memer.errors import MemerError
+from memer.errors import MemerError, UsageError
 from memer.folders import new_folders
 
 
@@ -30,6 +34,10 @@ class SavesModel(Protocol):
 
     def save_model(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write settings and weights (the module's state) into an existing folder."""
+        ...
+
+    def initial_weights(self) -> Mapping[str, Tensor]:
+        """The state that training began with, by the names of the module's state, on the CPU."""
         ...
 
     def check_saved(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
@@ -55,12 +63,33 @@ class WholeModel:
         self.step = step
         self.weights = weights
 
-    def export(self, out: Path, *, check: bool) -> Path:
+    def merge(self, outs: Mapping[float, Path]) -> list[tuple[float, Path, int]]:
+        """Write one artifact per alpha: initial + alpha * (trained - initial).
+
+        Returns:
+            Per alpha the folder and the number of tensors that training changed.
+
+        Raises:
+            UsageError: the initial weights were random.
+        """
+        check_has_base(self.module)
+        initial = self.module.initial_weights()
+        trained = {name: tensor.cpu() for name, tensor in self.weights.items()}
+        changed = [name for name, tensor in trained.items() if not torch.equal(tensor, initial[name])]
+        rows = []
+        for alpha, out in outs.items():
+            mixed = {**trained, **{n: torch.lerp(initial[n], trained[n], alpha) for n in changed}}
+            WholeModel(self.module, step=self.step, weights=mixed).export(out, check=True, alpha=alpha)
+            rows.append((alpha, out, len(changed)))
+        return rows
+
+    def export(self, out: Path, *, check: bool, alpha: float = 1.0) -> Path:
         """Write an artifact; an older one is replaced, the new one appears only when complete.
 
         Args:
             out: the folder.
             check: load it and compare before it appears.
+            alpha: share of the trained weights in these, for the provenance.
 
         Raises:
             MemerError: a weight is not finite, or the check failed.
@@ -76,12 +105,25 @@ class WholeModel:
                 planner=self.module.planner,
                 base_name=self.module.base_name,
                 base_hash=self.module.base_hash,
-                alpha=1.0,
+                alpha=alpha,
                 step=self.step,
             )
             if check:
                 self.module.check_saved(folder, self.weights)
         return out
+
+
+def check_has_base(module: SavesModel) -> None:
+    """Refuse a merge of a model that began with random weights.
+
+    Raises:
+        UsageError: it did.
+    """
+    if not module.base_name:
+        raise UsageError(
+            "callbacks.merge: training began with random weights, there is no base to merge with; "
+            "set callbacks.merge=null"
+        )
 
 
 def gathered_weights(trainer: Any, module: Any) -> Mapping[str, Tensor] | None:

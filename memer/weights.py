@@ -4,7 +4,8 @@ A safetensors file is 8 bytes (little-endian length of the header), a JSON heade
 data_offsets}}, then the tensors' bytes in order. Reading that form here, with `pread` and small buffers
 keeps the resident memory bounded whatever the size of the model; mapped files would count in full.
 
-Source: https://github.com/huggingface/safetensors#format; names of the files as transformers writes them.
+Source: https://github.com/huggingface/safetensors#format; names of the files as transformers
+and diffusers write them.
 """
 
 import hashlib
@@ -27,6 +28,8 @@ from memer.folders import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+#: Names of weight files without suffix, as transformers and as diffusers write them.
+_STEMS = ("model", "diffusion_pytorch_model")
 HEAD_KEY = "lm_head.weight"
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 
@@ -158,12 +161,7 @@ class WeightFiles:
         root = Path(root)
         if not root.is_dir():
             raise SourceUnavailableError(f"{root}: no such model directory")
-        if (root / WEIGHTS_FILE).is_file():
-            names = [WEIGHTS_FILE]
-        elif (root / INDEX_FILE).is_file():
-            names = sorted(set(read_json(root / INDEX_FILE).get("weight_map", {}).values()))
-        else:
-            names = sorted(path.name for path in root.glob("model*.safetensors"))
+        names = next((found for stem in _STEMS if (found := _weight_files(root, stem))), [])
         if not names:
             raise MemerError(f"{root}: no {WEIGHTS_FILE} nor {INDEX_FILE}; only safetensors models are read")
         return cls(root, {name: read_header(root / name) for name in names})
@@ -230,6 +228,16 @@ class WeightFiles:
                     read(entry.name, first * entry.itemsize, buffer[:size])
                     content.add(entry.name, first, zlib.crc32(buffer[:size].data))
         return content.digest(self, skip=skip)
+
+
+def _weight_files(root: Path, stem: str) -> list[str]:
+    """The one file, those that an index names, or all of that stem."""
+    single, index = f"{stem}.safetensors", root / f"{stem}.safetensors.index.json"
+    if (root / single).is_file():
+        return [single]
+    if index.is_file():
+        return sorted(set(read_json(index).get("weight_map", {}).values()))
+    return sorted(path.name for path in root.glob(f"{stem}*.safetensors"))
 
 
 def chunks(entry: TensorEntry) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from memer.contract import Contract
 from memer.errors import MemerError
 from memer.normalize import Normalizer
-from memer.plan_settings import PlanSettings
+from memer.plan_settings import LATENT_PATCH, PlanSettings
 from memer.sample import ExecutorSample, VisualPlannerSample
 
 
@@ -27,10 +27,12 @@ class Batch:
     Attributes:
         sample_ids: `source/sample_id` of every sample, for messages.
         num_frames: pictures in the batch.
+        num_tokens: tokens of the model, padding left out.
     """
 
     sample_ids: tuple[str, ...]
     num_frames: int
+    num_tokens: int
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -152,6 +154,9 @@ class VisualPlannerCollator:
         return VisualPlannerBatch(
             sample_ids=_names(samples),
             num_frames=sum(1 + self.plan.plan_frames * len(sample.texts) for sample in samples),
+            # Clean evidence of all segments but the last, then every segment as a target.
+            num_tokens=sum(self.plan.plan_latents * (2 * len(sample.texts) - 1) + 1 for sample in samples)
+            * frame_tokens(self.plan),
             frames=None if encoded else stacked,
             latents=stacked.transpose(1, 2).contiguous() if encoded else None,
             num_segments=torch.tensor([len(sample.texts) for sample in samples]),
@@ -173,6 +178,7 @@ class ExecutorCollator:
     """
 
     def __init__(self, contract: Contract) -> None:
+        self.plan = plan_of(contract)
         self.states, self.actions = normalizers(contract)
 
     def __call__(self, samples: Sequence[ExecutorSample]) -> ExecutorBatch:
@@ -186,6 +192,7 @@ class ExecutorCollator:
         return ExecutorBatch(
             sample_ids=_names(samples),
             num_frames=sum(len(s.plan_frames) + len(s.clip_frames) for s in samples),
+            num_tokens=len(samples) * self._tokens(with_plan=self.plan.visual_plan != "none"),
             plan_frames=plan_frames,
             plan_latents=_stacked([s.plan_latents for s in samples]),
             clip_frames=clip_frames,
@@ -203,6 +210,18 @@ class ExecutorCollator:
             latent_valid=_array([s.latent_valid for s in samples]),
             finished=torch.tensor([float(s.finished) for s in samples]),
         )
+
+    def _tokens(self, *, with_plan: bool) -> int:
+        """Tokens of one sample: plan, present, future, actions and progress."""
+        plan = self.plan
+        latents = (1 + plan.plan_latents) * with_plan + 1 + plan.num_future_latents
+        progress = plan.action_horizon if plan.progress_mode == "modality" else 1
+        return latents * frame_tokens(plan) + plan.action_horizon + progress
+
+
+def frame_tokens(plan: PlanSettings) -> int:
+    """Tokens of one latent frame."""
+    return plan.latent_height * plan.latent_width // LATENT_PATCH**2
 
 
 def normalizers(contract: Contract) -> tuple[Normalizer, Normalizer]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memer.canvas import to_pixels
 from memer.contract import Contract
-from memer.errors import UsageError
+from memer.errors import MemerError, UsageError
 from memer.plan_settings import LATENT_PATCH
 from memer.sample import VisualPlannerSample
 from models.codec import plan_psnr
@@ -246,12 +246,16 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
         save_world_model(folder, self.model.transformer, own_weights(weights), self.arguments)
 
     def check_saved(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Load a folder and compare tensor by tensor.
+        """Load a folder and compare settings and every tensor; so its outputs are the trained ones.
 
         Raises:
-            MemerError: it does not load, or holds other weights.
+            MemerError: it does not load, or is another model.
         """
-        check_equal(read_world_model(folder).transformer, own_weights(weights), folder=folder)
+        loaded = read_world_model(folder)
+        for name in ("plan_latents", "prediction", "shift", "target_text", "visual_plan", "text_drop"):
+            if getattr(loaded, name) != getattr(self.model, name):
+                raise MemerError(f"{folder}: {name} is not what was trained")
+        check_equal(loaded.transformer, own_weights(weights), folder=folder)
 
 
 def own_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ number of the batch), so that a run that was killed goes on to the same weights.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import lightning.pytorch as pl
@@ -113,6 +112,7 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         self._sampled = 0
         self._sample_ids: tuple[str, ...] = ()
         self._loss: Tensor | None = None
+        self._shapes: dict[str, torch.Size] = {}
 
     def build_model(self) -> nn.Module:
         """The model with its initial weights; called once, with torch's random numbers seeded."""
@@ -130,18 +130,23 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         """The collate function for this model's data."""
         raise NotImplementedError
 
-    def save_model(self, folder: Path) -> None:
-        """Write weights and settings into an existing folder; the contract is the caller's."""
-        raise NotImplementedError
+    def initial_weights(self) -> Mapping[str, Tensor]:
+        """The state that training began with, made again from seed and base, on the CPU."""
+        return {f"model.{name}": tensor for name, tensor in self._initial_model().state_dict().items()}
 
     def configure_model(self) -> None:
         """Build the model; does nothing the second time."""
         if self.model is not None:
             return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self.model = self.build_model()
+        self.model = self._initial_model()
+        self._shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
         self.train()
+
+    def _initial_model(self) -> nn.Module:
+        # On the CPU also inside a strategy's own context, so that the same seed gives the same weights.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(self.seed)
+            return self.build_model()
 
     def setup(self, stage: str) -> None:
         """Refuse precisions that lose small updates, and strategies that were never thought through."""
@@ -234,8 +239,8 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
             MemerError: another contract, or tensors missing, unknown or of another shape, with counts.
         """
         self.configure_model()
-        ours, found = self.state_dict(), checkpoint["state_dict"]
-        fitting = [n for n, t in ours.items() if n in found and found[n].shape == t.shape]
+        ours, found = self._shapes, checkpoint["state_dict"]
+        fitting = [n for n, shape in ours.items() if n in found and found[n].shape == shape]
         wrong = sorted((ours.keys() | found.keys()) - set(fitting))
         if wrong:
             raise MemerError(

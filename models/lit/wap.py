@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memer.contract import Contract
-from memer.errors import UsageError
+from memer.errors import MemerError, UsageError
 from memer.progress import gate_window as largest_gate_window
 from memer.progress import shortest_for_gate
 from models.collate_plans import ExecutorBatch, ExecutorCollator, normalizers
@@ -236,12 +236,15 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
         save_executor(folder, self.wap_settings, own_weights(weights))
 
     def check_saved(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Load a folder and compare tensor by tensor.
+        """Load a folder and compare settings and every tensor; so its outputs are the trained ones.
 
         Raises:
-            MemerError: it does not load, or holds other weights.
+            MemerError: it does not load, or is another model.
         """
-        check_equal(read_executor(folder), own_weights(weights), folder=folder)
+        loaded = read_executor(folder)
+        if loaded.settings != self.wap_settings:
+            raise MemerError(f"{folder}: its settings are not those that were trained")
+        check_equal(loaded, own_weights(weights), folder=folder)
 
 
 def own_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
