@@ -26,9 +26,11 @@ from memer.executors.base import (
     ActionChunk,
     ChunkRequest,
     Executor,
+    GivesLatents,
     LanguagePlanner,
     Pixels,
     SeesEveryFrame,
+    TakesLatents,
     VisualPlanner,
 )
 from memer.plan_records import ChunkLog, SegmentEnd, SegmentLog, SegmentMemory
@@ -87,6 +89,9 @@ class MapWamPolicy:
         _check(self.plan, visual, replan=replan, calibration=calibration, check_every=check_every)
         if max_segment_steps is not None and max_segment_steps < 1:
             raise UsageError(f"max_segment_steps: {max_segment_steps}, must be at least 1, or null")
+        self._follows_latents = self.plan.plan_encoding == "episodic"
+        if self._follows_latents:
+            _hand_over(visual, executor, check_only=True)
         self.language, self.visual, self.executor = language, visual, executor
         self.contract = contract
         self.replan, self.calibration = replan, calibration
@@ -283,6 +288,8 @@ class MapWamPolicy:
                     f"uint8{list(expected)}"
                 )
             self._references = np.concatenate([canvas[None], plan])
+        if self._follows_latents:
+            _hand_over(self.visual, self.executor)
         self.executor.start_segment(self._references, text)
         cached = time.perf_counter()
         self.segments.append(
@@ -367,3 +374,17 @@ def _forked(part: Part) -> Part:
     """Another stream of a part; one that does not say how keeps no state."""
     fork = getattr(part, "fork", None)
     return part if fork is None else fork()
+
+
+def _hand_over(visual: object, executor: object, *, check_only: bool = False) -> None:
+    """Give the executor the latents of the last plan.
+
+    Raises:
+        UsageError: one of the two does not work on latents.
+    """
+    if not isinstance(visual, GivesLatents) or not isinstance(executor, TakesLatents):
+        raise UsageError(
+            "plan_encoding: episodic, the executor follows the world model's latents; both must be models"
+        )
+    if not check_only:
+        executor.follow(visual.latents)

@@ -175,8 +175,6 @@ class ModelExecutor(_ModelPart):
         self._classifies = self.plan_settings.progress_mode == "classification"
         self._told = self.plan_settings.progress_condition
         self._keeps_history = self.plan_settings.executor_context == "full_history"
-        #: Whose latents `plan_encoding: episodic` takes; set by who composes the policy.
-        self.visual: ModelVisualPlanner | None = None
         self._clear()
 
     @classmethod
@@ -190,6 +188,7 @@ class ModelExecutor(_ModelPart):
         self._context: Tensor | None = None
         self._global: Tensor | None = None
         self._unread: list[Pixels] = []
+        self._latents: Tensor | None = None
 
     def reset(self, instruction: str, *, seed: int) -> None:
         """Forget everything."""
@@ -201,6 +200,10 @@ class ModelExecutor(_ModelPart):
         """Take every observation, in order; only `full_history` keeps them."""
         if self._keeps_history:
             self._unread.append(canvas)
+
+    def follow(self, latents: Tensor) -> None:
+        """float32[1, C, r, h, w] of the next segment's plan; only `plan_encoding: episodic` takes it."""
+        self._latents = latents
 
     @torch.no_grad()
     def start_segment(self, references: Pixels | None, text: str) -> None:
@@ -218,7 +221,9 @@ class ModelExecutor(_ModelPart):
         if references is None:
             z_plan = None
         elif self.plan_settings.plan_encoding == "episodic":
-            z_plan = self._episodic_latents()
+            if self._latents is None:
+                raise MemerError("executor: plan_encoding=episodic needs follow(latents) before a segment")
+            z_plan = self._latents
         else:
             z_plan = self.codec.encode(self._clip(references))
         self.prefix = self.model.prefill_plan(z_plan, self._context)
@@ -293,11 +298,3 @@ class ModelExecutor(_ModelPart):
             else:
                 self.prefix = self.model.prefill_plan(latents, context)
         return self.prefix
-
-    def _episodic_latents(self) -> Tensor:
-        if self.visual is None or self.visual.latents is None:
-            raise MemerError(
-                "executor: plan_encoding=episodic takes the world model's latents; give it an exported world "
-                "model as visual planner"
-            )
-        return self.visual.latents

@@ -120,6 +120,22 @@ class SeesEveryFrame(Protocol):
 
 
 @runtime_checkable
+class GivesLatents(Protocol):
+    """A visual planner whose last plan is there as the codec's latents, too (`plan_encoding: episodic`)."""
+
+    latents: Any
+
+
+@runtime_checkable
+class TakesLatents(Protocol):
+    """An executor that follows latents as they are (`plan_encoding: episodic`)."""
+
+    def follow(self, latents: Any) -> None:
+        """Called before `start_segment` with the visual planner's latents."""
+        ...
+
+
+@runtime_checkable
 class ActsTogether(Protocol):
     """An executor whose streams can share one call of the model.
 
