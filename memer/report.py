@@ -5,7 +5,7 @@ Everything is read from the run folder, so a report can be made again at any tim
     python -m memer.report RUN_FOLDER [RUN_FOLDER ...]
 
 It shows what it finds: metrics.csv (curves), summary.json (figures), samples/ (prompts), merged/ (alphas),
-and for every folder with predictions.jsonl the episodes of that rollout.
+and for every folder with predictions.jsonl (or chunks.jsonl) the episodes of that rollout.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from typing import Any
 from memer.errors import MemerError, SourceUnavailableError, run_command
 from memer.folders import read_json
 from memer.html import key, page, picture, table
+from memer.map_report import episode_section, heading, read_chunks
+from memer.map_results import CHUNKS_FILE
 from memer.results import worst_first
 from memer.summary import flatten, is_number
 from memer.svg import Point, line_chart, number
@@ -52,6 +54,9 @@ EPISODE_COLUMNS = (
     "parse_failures",
 )
 
+#: Columns of a plan-following episode that hold lists.
+PLAN_COLUMNS = ("plan", "gate_delays")
+
 
 def write_report(
     folder: Path | str, *, title: str | None = None, episodes: int = 8, steps: int = 4, prompts: int = 6
@@ -78,6 +83,8 @@ def write_report(
     body += _prompts(folder / "samples", count=prompts)
     for rollout in rollout_folders(folder):
         body += _rollout(folder, rollout, episodes=episodes, steps=steps)
+    for rollout in rollout_folders(folder, file=CHUNKS_FILE):
+        body += _plans(folder, rollout, episodes=episodes)
     path = folder / REPORT_FILE
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(page(title or folder.name, body), encoding="utf-8")
@@ -85,11 +92,11 @@ def write_report(
     return path
 
 
-def rollout_folders(folder: Path) -> list[Path]:
+def rollout_folders(folder: Path, *, file: str = "predictions.jsonl") -> list[Path]:
     """The run itself and folders up to three levels below that hold a finished rollout."""
-    found = [folder] if (folder / "predictions.jsonl").exists() else []
+    found = [folder] if (folder / file).exists() else []
     for depth in ("*", "*/*", "*/*/*"):
-        found += sorted(path.parent for path in folder.glob(f"{depth}/predictions.jsonl"))
+        found += sorted(path.parent for path in folder.glob(f"{depth}/{file}"))
     return found
 
 
@@ -267,6 +274,30 @@ def _rollout(folder: Path, rollout: Path, *, episodes: int, steps: int) -> list[
     return parts
 
 
+def _plans(folder: Path, rollout: Path, *, episodes: int) -> list[str]:
+    """Episodes of a plan-following policy, worst first, those with pictures before the others."""
+    listed = json.loads((rollout / "episodes.json").read_text(encoding="utf-8"))
+    by_index = {row["episode_index"]: row for row in listed}
+    summary = read_json(rollout / "summary.json") if (rollout / "summary.json").exists() else {}
+    frames = rollout / "frames"
+    order = worst_first(listed)
+    pictured = [index for index in order if (frames / f"episode_{index:06d}").is_dir()]
+    chosen = sorted([*pictured, *(i for i in order if i not in set(pictured))][:episodes], key=order.index)
+    chunks = read_chunks(rollout / CHUNKS_FILE, set(chosen))
+    name = "" if rollout == folder else f": {rollout.relative_to(folder)}"
+    parts = [f"<h2>Plans and progress{escape(name)}</h2>"]
+    if rollout != folder:
+        parts += _figures(rollout)[1:]
+    parts.append(f"<h3>Episodes, worst first ({len(chosen)} of {len(order)})</h3>")
+    for index in chosen:
+        parts.append(heading(by_index[index]))
+        parts.append(episode_section(by_index[index], chunks.get(index, []), frames, tau=summary.get("tau")))
+    head = ["episode", *_episode_columns(listed, without=PLAN_COLUMNS)]
+    lines = [[str(index), *_episode_cells(by_index[index], listed, without=PLAN_COLUMNS)] for index in order]
+    parts.append(f"<details><summary>all {len(order)} episodes</summary>{table(head, lines)}</details>")
+    return parts
+
+
 def _label_table(rollout: Path) -> str:
     path = rollout / "label_metrics.json"
     if not path.exists():
@@ -302,18 +333,20 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return "no labelled step" if accuracy is None else f"accuracy {number(accuracy)}"
 
 
-def _episode_columns(listed: Sequence[Mapping[str, Any]]) -> list[str]:
+def _episode_columns(listed: Sequence[Mapping[str, Any]], *, without: Sequence[str] = ()) -> list[str]:
     known = list(dict.fromkeys(name for row in listed for name in row))
     first = [name for name in EPISODE_COLUMNS if name in known]
     if "outcome" not in known:
         return first
-    rest = [name for name in known if name not in (*first, "episode_index", "representatives")]
+    rest = [name for name in known if name not in (*first, *without, "episode_index", "representatives")]
     return first + rest
 
 
-def _episode_cells(row: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> list[str]:
+def _episode_cells(
+    row: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], *, without: Sequence[str] = ()
+) -> list[str]:
     cells = []
-    for name in _episode_columns(listed):
+    for name in _episode_columns(listed, without=without):
         value = row.get(name)
         cells.append("" if value is None else number(value) if is_number(value) else str(value))
     return cells
