@@ -50,7 +50,7 @@ def parse_instruction(text: str) -> str:
     if fenced:
         spoken = fenced[1]
     spoken = spoken.strip()
-    while len(spoken) > 1 and _QUOTES.get(spoken[0]) == spoken[-1]:
+    while len(spoken) > 1 and _QUOTES.get(spoken[0]) == spoken[-1] and spoken[0] not in spoken[1:-1]:
         spoken = spoken[1:-1].strip()
     return spoken.strip("`").strip()
 

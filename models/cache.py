@@ -103,6 +103,16 @@ def roomy_cache(config: PreTrainedConfig, *, room: int, known: Sequence[Sequence
     )
 
 
+def keep_rows(cache: Cache, rows: Tensor) -> None:
+    """Keep the rows named by int64 `rows`; the library's recurrent layers know reordering alone."""
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if hasattr(layer, "batch_select_indices"):
+            layer.batch_select_indices(rows)
+        else:
+            layer.reorder_cache(rows)
+
+
 def row_states(cache: Cache, row: int, *, columns: slice) -> list[Tensor]:
     """Copies of one row's keys and values, one [2, heads, n, head_dim] per layer."""
     layers: list[Any] = cache.layers

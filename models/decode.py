@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from memer.sample import FrameKey
-from models.cache import can_go_back, roomy_cache, row_states
+from models.cache import can_go_back, keep_rows, roomy_cache, row_states
 from models.prompt_encoder import EncodedSample
 from models.qwen_vl import language_hidden
 
@@ -211,7 +211,7 @@ def answer_greedily(
         seen[:, columns:] = np.arange(kept) < np.array(agreed)[:, None]
         if going and len(going) <= len(rows) // 2:
             stay = sorted(going)
-            cache.batch_select_indices(torch.tensor(stay, device=device))
+            keep_rows(cache, torch.tensor(stay, device=device))
             rows, seen, going = [rows[row] for row in stay], seen[stay], set(range(len(stay)))
 
     no_draft = {end_id, model.config.image_token_id, model.config.video_token_id}

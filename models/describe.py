@@ -13,6 +13,7 @@ from conf.instantiate import instantiate
 from conf.launch import hydra_root
 from memer.contract import CameraLayout, Contract
 from memer.errors import UsageError
+from memer.plan_windows import head_layout
 from memer.prompts import render_messages
 from memer.sample import FrameKey, PlannerQuestion
 from models.describe_plans import FLOW_TARGETS, describe_flow
@@ -109,10 +110,20 @@ def _contract(cfg: dict[str, Any]) -> tuple[Contract, str]:
     roots = [node["root"] for node in cfg["data"]["train"].values() if node and node["root"]]
     if roots:
         return Contract.load(roots[0]).updated(cfg["contract"]), str(roots[0])
-    layout = instantiate({"_target_": "memer.contract.CameraLayout", **cfg["cameras"]}, where="cameras")
+    cameras, origin = cfg["cameras"], "cameras"
+    if plan := cfg["contract"].get("plan"):
+        regions, origin = plan["canvas"]["regions"], "contract.plan.canvas"
+        head = plan["head_camera"] or regions[0]["camera"]
+        size = next((region for region in regions if region["camera"] == head), regions[0])
+        cameras = {
+            "camera_keys": list(dict.fromkeys(region["camera"] for region in regions)),
+            "view_width": size["width"],
+            "view_height": size["height"],
+        }
+    layout = instantiate({"_target_": "memer.contract.CameraLayout", **cameras}, where="cameras")
     assert isinstance(layout, CameraLayout)
     # No figure here depends on the frame rate.
-    return Contract(fps=1.0, cameras=layout).updated(cfg["contract"]), "cameras"
+    return Contract(fps=1.0, cameras=layout).updated(cfg["contract"]), origin
 
 
 def _devices(trainer: dict[str, Any]) -> int:
@@ -148,13 +159,16 @@ def _shapes(
         merge_size=vision.spatial_merge_size,
         temporal_patch_size=vision.temporal_patch_size,
     )
-    width, height = contract.cameras.stacked_size
+    layout = head_layout(contract) if contract.prompt.form == "segments" else contract.cameras
+    width, height = layout.stacked_size
     resized_height, resized_width = geometry.resized((height, width))
     rows, columns = geometry.grid((height, width))
     per_frame = geometry.num_tokens((height, width))
     question = full_question(contract)
     frames = len(question.image_keys)
-    length, counted_by = _question_tokens(found.folder, question, contract, picture_tokens=frames * per_frame)
+    length, counted_by = _question_tokens(
+        found.folder, question, contract, size=(height, width), picture_tokens=frames * per_frame
+    )
     levels = 1 + len(getattr(vision, "deepstack_visual_indexes", ()))
     packed = module["pack_tokens"] // length if module["pack_tokens"] else 1
     return {
@@ -178,7 +192,19 @@ def _shapes(
 
 
 def full_question(contract: Contract) -> PlannerQuestion:
-    """A question with full window, memory and history, and stand-ins for the data's words."""
+    """A question with full window, memory and history, and stand-ins for the data's words.
+
+    The form `segments` has no bound; `history_length` stands for the number of finished segments.
+    """
+    if contract.prompt.form == "segments":
+        done = contract.history_length
+        return PlannerQuestion(
+            instruction=_INSTRUCTION,
+            memory_keys=tuple(("", 0, k) for k in range(done + 1)),
+            recent_keys=(),
+            frames={},
+            history=(_SUBTASK,) * done,
+        )
     windows = contract.shown_windows
     keys: list[FrameKey] = [
         ("", 0, k) for k in range(windows.keyframes_length + windows.recent_frames_length)
@@ -193,12 +219,16 @@ def full_question(contract: Contract) -> PlannerQuestion:
 
 
 def _question_tokens(
-    folder: Path | None, question: PlannerQuestion, contract: Contract, *, picture_tokens: int
+    folder: Path | None,
+    question: PlannerQuestion,
+    contract: Contract,
+    *,
+    size: tuple[int, int],
+    picture_tokens: int,
 ) -> tuple[int, str]:
-    """Tokens up to where the answer starts, and how they were counted."""
+    """Tokens up to where the answer starts, and how they were counted; `size` is (height, width), px."""
     if folder is not None and (folder / "tokenizer.json").is_file():
         encoder: PromptEncoder = load_encoder(folder, contract)
-        size = contract.cameras.stacked_size[::-1]
         encoded = encoder.encode_question(question, sizes=dict.fromkeys(question.image_keys, size))
         return len(encoded), "the base's tokenizer"
     tokens = picture_tokens + 2 * len(question.image_keys)  # marks around every picture

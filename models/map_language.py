@@ -3,6 +3,7 @@
 Source: MaP-WAM specification, section 6.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 #: Answer tokens at most, the end of the turn included.
 MAX_NEW_TOKENS = 64
 
-_SESSION = "episode"
+#: Streams of one model need sessions of their own.
+_STREAMS = itertools.count(1)
 
 
 class QwenLanguagePlanner:
@@ -46,6 +48,7 @@ class QwenLanguagePlanner:
             )
         self.planner = planner
         self.contract = planner.contract
+        self._session = f"stream {next(_STREAMS)}"
         self._instruction = ""
         self._images: list[Pixels] = []
 
@@ -54,6 +57,10 @@ class QwenLanguagePlanner:
         """Load an exported folder; see `QwenVLPlanner.from_artifact`."""
         settings = {"max_new_tokens": MAX_NEW_TOKENS} | settings
         return cls(QwenVLPlanner.from_artifact(path, device, **settings))
+
+    def fork(self) -> "QwenLanguagePlanner":
+        """Another stream with the same model, so that episodes can run side by side."""
+        return QwenLanguagePlanner(self.planner)
 
     def next(self, instruction: str, done: Sequence[str], images: Sequence[Pixels]) -> str:
         """The text of subtask len(done) + 1; the last one again where the model answers nothing.
@@ -69,13 +76,13 @@ class QwenLanguagePlanner:
             or len(images) < len(self._images)
             or not all(np.array_equal(mine, theirs) for mine, theirs in known)
         ):
-            self.planner.start_episode(_SESSION, instruction=instruction)
+            self.planner.start_episode(self._session, instruction=instruction)
         self._instruction, self._images = instruction, list(images)
         question = next_subtask_question(
-            instruction=instruction, done=done, images=images, source=_SESSION, episode_index=0
+            instruction=instruction, done=done, images=images, source=self._session, episode_index=0
         )
         number = len(done) + 1
-        request = PlannerRequest(session=_SESSION, request_id=number, step=number, question=question)
+        request = PlannerRequest(session=self._session, request_id=number, step=number, question=question)
         result = self.planner.plan([request])[0]
         if result.subtask:
             return result.subtask

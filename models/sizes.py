@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
-from transformers import PreTrainedConfig, Qwen3VLConfig
+from transformers import PreTrainedConfig, Qwen3_5Config, Qwen3VLConfig
 
 from memer.errors import SourceUnavailableError
 from models.qwen_vl import load_config
@@ -59,10 +59,61 @@ def qwen3_vl_8b() -> Qwen3VLConfig:
     )
 
 
+def qwen3_5_4b() -> Qwen3_5Config:
+    """Qwen3.5-4B without its layer of multi-token prediction: 4 539 265 536 parameters, tied head.
+
+    Three layers of linear attention for each one of full attention (values of the published config.json).
+    """
+    return Qwen3_5Config(
+        text_config={
+            "vocab_size": 248_320,
+            "hidden_size": 2560,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 262_144,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000_000,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10],
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "depth": 24,
+            "num_heads": 16,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": 2560,
+        },
+        image_token_id=248_056,
+        video_token_id=248_057,
+        vision_start_token_id=248_053,
+        vision_end_token_id=248_054,
+        tie_word_embeddings=True,
+    )
+
+
 #: Hub id -> configuration.
 PUBLISHED: Mapping[str, Callable[[], PreTrainedConfig]] = {
     "Qwen/Qwen3-VL-4B-Instruct": qwen3_vl_4b,
     "Qwen/Qwen3-VL-8B-Instruct": qwen3_vl_8b,
+    "Qwen/Qwen3.5-4B": qwen3_5_4b,
 }
 
 

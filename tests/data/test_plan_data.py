@@ -102,6 +102,11 @@ def test_validation_of_the_executor_may_have_its_own_stride(roots: Path) -> None
     assert len(module(roots, VIEWS["executor"][0], val_sample_stride=2).val_table) == 6  # 0, 2 of each four
 
 
+def test_the_language_planner_gets_the_subtasks_of_its_training_data(roots: Path) -> None:
+    bound = module(roots, VIEWS["language_planner"][0])
+    assert bound.contract.subtasks == tuple(bound.subtasks()) != ()
+
+
 def test_several_tasks_are_one_mixture(roots: Path) -> None:
     train = {"a": {"root": roots / "a"}, "b": {"root": roots / "b", "weight": 2}}
     made = module(roots, VIEWS["executor"][0], train=train, val=None)

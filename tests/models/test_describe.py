@@ -93,8 +93,33 @@ def test_the_full_question_has_the_pictures_of_the_public_recipe() -> None:
     assert (none["memory_images"], none["window_images"], none["picture_tokens"]) == (0, 1, 110)
 
 
-def test_the_tiny_experiment_is_the_model_that_the_run_makes(tmp_path: Path) -> None:
-    config = compose("describe", ["experiment=memer_tiny"])
+def test_the_language_planner_is_described_with_its_adapters_and_the_head_view() -> None:
+    found = described("experiment=map_language_planner_qwen35_4b")
+    counts, shapes = found["parameters"], found["shapes"]
+    vision = vision_formula(features=1024, inner=4096, blocks=24, out=2560, levels=0)
+    assert counts["vision_tower"] + counts["projector"] == vision
+    # 24 layers of linear attention: 16 heads of queries and keys, 32 of values, 128 features each; 8 of full
+    # attention: 16 gated heads of 256 features, 4 of keys and values.
+    inner, keys, values = 9216, 16 * 128, 32 * 128
+    linear = 2560 * (2 * keys + values + values + 2 * 32) + values * 2560  # inputs and output
+    linear += 4 * (2 * keys + values) + 2 * 32 + 128  # convolution, decay, norm
+    full = 2560 * (2 * 16 + 2 * 4) * 256 + 16 * 256 * 2560 + 2 * 256
+    shared = 3 * 2560 * inner + 2 * 2560
+    text = 248_320 * 2560 + 24 * linear + 8 * full + 32 * shared + 2560
+    assert counts["frozen"] == text + vision == 4_539_265_536
+    rank = 32
+    per_linear = rank * (2560 + 2 * keys + values) + 2 * rank * (2560 + values) + 2 * rank * (2560 + 32)
+    per_full = rank * (2560 + 2 * 4096) + 2 * rank * (2560 + 1024) + rank * (4096 + 2560)
+    assert counts["adapters"] == 24 * per_linear + 8 * per_full + 32 * 3 * rank * (2560 + inner)
+    assert counts["trainable"] == counts["adapters"]
+    assert shapes["stacked_frame_px"] == [320, 256], "the head view alone, as the canvas has it"
+    assert shapes["resized_frame_px"][0] * shapes["resized_frame_px"][1] <= 320 * 240
+    assert (shapes["memory_images"], shapes["window_images"]) == (17, 0)
+
+
+@pytest.mark.parametrize("experiment", ["memer_tiny", "map_language_planner_tabletop"])
+def test_the_tiny_experiment_is_the_model_that_the_run_makes(tmp_path: Path, experiment: str) -> None:
+    config = compose("describe", [f"experiment={experiment}"])
     node = {k: v for k, v in config["model"]["tiny_base"]["size"].items() if k != "_target_"}
     rng = np.random.default_rng(0)
     words = ["".join(map(chr, rng.integers(97, 123, 6))) for _ in range(400)]  # fills the vocabulary
