@@ -26,6 +26,8 @@ def wilson_interval(successes: int, n: int, *, z: float = _Z95) -> Interval | No
 
     >>> [round(bound, 3) for bound in wilson_interval(25, 50)]
     [0.366, 0.634]
+    >>> wilson_interval(0, 6)[0], wilson_interval(6, 6)[1]
+    (0.0, 1.0)
     """
     if not 0 <= successes <= n:
         raise ValueError(f"successes {successes} must lie in 0..{n}")
@@ -34,7 +36,10 @@ def wilson_interval(successes: int, n: int, *, z: float = _Z95) -> Interval | No
     share, z2 = successes / n, z * z
     center = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, center - half), min(1.0, center + half)
+    # At the ends the bounds are exact; rounding would leave 1e-17 there.
+    low = 0.0 if successes == 0 else max(0.0, center - half)
+    high = 1.0 if successes == n else min(1.0, center + half)
+    return low, high
 
 
 def bootstrap_interval(
