@@ -1,4 +1,4 @@
-# setup: the virtual environment · demo: the whole way in minutes · test, check, bench: see README
+# setup: the virtual environment · demo, demo-map: the whole way in minutes · test, check, bench: see README
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ SETUP := $(VENV)/.setup-done
 # Two test processes with one torch thread each: the suite is built for two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast check bench clean
+.PHONY: setup demo demo-map test test-fast check bench clean
 
 setup: $(SETUP)
 
@@ -35,6 +35,29 @@ demo: setup
 	$(BIN)/python eval.py eval=compare name=demo run_id=table \
 		runs=[$(DEMO)/with_memory,$(DEMO)/without_memory,$(DEMO)/oracle]
 	@echo "Reports: $(DEMO)/table/report.html $(DEMO)/with_memory/report.html $(DEMO)/planner/report.html"
+
+# MaP-WAM on press_button, 50 demonstrations: language planner, world model and executor, each trained on its
+# own, then the closed loop with and without progress calibration, and with the oracle's plans.
+MAP := runs/demo_map
+MAP_BUILD := source=tabletop source.task=press_button source.frame_size=32 \
+	cameras.camera_keys=[base] cameras.view_width=32 cameras.view_height=32
+MAP_DATA := data.train.demos.root=$(MAP)/shards/train data.val.demos.root=$(MAP)/shards/val
+MAP_EVAL := eval=map_wam name=demo_map env.task=press_button env.num_episodes=100 executor=$(MAP)/executor/export
+MAP_PLANS := language=$(MAP)/language/export visual=$(MAP)/world_model/export
+
+demo-map: export OMP_NUM_THREADS = 2
+demo-map: setup
+	$(BIN)/python -m data.build $(MAP_BUILD) source.split=train source.num_episodes=50 out=$(MAP)/shards/train
+	$(BIN)/python -m data.build $(MAP_BUILD) source.split=val source.num_episodes=10 out=$(MAP)/shards/val
+	$(BIN)/python train.py experiment=map_language_planner_tabletop name=demo_map run_id=language $(MAP_DATA)
+	$(BIN)/python train.py experiment=map_cwm_tabletop name=demo_map run_id=world_model $(MAP_DATA)
+	$(BIN)/python train.py experiment=map_wap_tabletop name=demo_map run_id=executor $(MAP_DATA)
+	$(BIN)/python eval.py $(MAP_EVAL) run_id=full $(MAP_PLANS)
+	$(BIN)/python eval.py $(MAP_EVAL) run_id=no_calibration $(MAP_PLANS) calibration=none
+	$(BIN)/python eval.py $(MAP_EVAL) run_id=oracle_plans language=oracle visual=oracle
+	$(BIN)/python eval.py eval=compare name=demo_map run_id=table \
+		runs=[$(MAP)/full,$(MAP)/no_calibration,$(MAP)/oracle_plans]
+	@echo "Reports: $(MAP)/table/report.html $(MAP)/full/report.html"
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadscope
