@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,21 @@ from tqdm import tqdm
 
 from conf.evaluate.record import finish, open_journal, print_figures, record_episodes, run_facts
 from conf.evaluate.tabletop import check_environment, chosen_episodes, demonstrations, play, played_dataset
-from memer.artifact import load_part
 from memer.contract import CameraLayout, Contract
-from memer.errors import MemerError, UsageError
+from memer.errors import UsageError
 from memer.executors.base import Executor, LanguagePlanner, VisualPlanner
-from memer.executors.oracles import ExecutorOracle, LanguageOracle, TablePlanner, VisualOracle
+from memer.executors.oracles import ExecutorOracle, LanguageOracle, VisualOracle
+from memer.executors.table import TablePlanner
 from memer.frame_log import FrameLog
 from memer.map_closed_loop import PlayedEpisode, rollout_map_wam
 from memer.map_results import write_map_wam
 from memer.plan_log import PlanLog
+from memer.plan_parts import joint_contract, load_parts, plan_of, possible_calibration, without_visual
 from memer.plan_policy import MapWamPolicy
 from memer.progress import gate_window
 from memer.tabletop.perturbations import FPS
 from memer.tabletop.tasks import world_class
 
-#: Contract fields that two exported parts must agree on; the others concern one of them alone.
-SHARED_FIELDS = ("fps", "cameras", "plan.canvas", "plan.plan_frames", "plan.head_camera")
 #: The gate averages so many executed actions at most.
 LARGEST_WINDOW = 8
 
@@ -62,36 +60,25 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
 
 def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
     """The policy of three parts, and the gate's window."""
-    loaded = {
-        name: load_part(cfg[name], device=cfg["device"])
+    folders = {
+        name: cfg[name]
         for name in ("language", "visual", "executor")
         if cfg[name] not in ("oracle", "table", "none")
     }
-    contract = _contract(cfg, loaded)
+    parts = load_parts(folders, device=cfg["device"], steps=cfg["steps"])
+    contract = _contract(cfg, folders)
     check_environment(contract, cfg, what="policy")
-    for name in ("visual", "executor"):
-        if name in loaded:
-            loaded[name].steps = cfg["steps"]
-    plan = contract.plan
-    assert plan is not None, "every contract of this mode has plan settings"
     calibration = cfg["calibration"]
-    if calibration == "auto":
-        possible = (
-            plan.visual_plan != "none"
-            and plan.progress_mode == "modality"
-            and plan.executor_context == "plan"
-        )
-        calibration = "alignment" if possible else "none"
     window = _window(cfg)
     policy = MapWamPolicy(
-        _language(cfg, loaded, contract),
-        _visual(cfg, loaded, contract),
-        _executor(cfg, loaded, contract),
+        _language(cfg, parts, contract),
+        _visual(cfg, parts, contract),
+        _executor(cfg, parts, contract),
         contract,
         replan=cfg["replan"],
         tau=cfg["tau"],
         window=window,
-        calibration=calibration,
+        calibration=possible_calibration(plan_of(contract)) if calibration == "auto" else calibration,
         update_rule=cfg["update_rule"],
         max_segment_steps=cfg["max_segment_steps"],
         check_every=cfg["check_every"],
@@ -99,43 +86,16 @@ def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
     return policy, window
 
 
-def _contract(cfg: Mapping[str, Any], loaded: Mapping[str, Any]) -> Contract:
-    """One contract for the policy: the executor's, with the visual planner's kind of plan.
-
-    Raises:
-        MemerError: parts that were not made for each other, by field.
-    """
-    contracts = {name: Contract.load(cfg[name]) for name in loaded}
-    for name, contract in contracts.items():
-        if contract.plan is None:
-            raise MemerError(f"{name}={cfg[name]}: its contract has no plan settings; export a MaP-WAM part")
-    order = [name for name in ("executor", "visual", "language") if name in contracts]
-    if not order:
-        contract = _oracle_contract(cfg)
-    else:
-        contract = contracts[order[0]]
-        for name in order[1:]:
-            other = contracts[name]
-            apart = contract.differences(other)
-            free = [f for f in apart if not any(f == s or f.startswith(s + ".") for s in SHARED_FIELDS)]
-            contract.check_same(other, what=f"{order[0]} and {name}", allow=[*free, *cfg["allow_mismatch"]])
-        asked = contract.updated(cfg["contract"])
-        contract.check_same(
-            asked, what=f"{order[0]} and this evaluation's contract.*", allow=cfg["allow_mismatch"]
+def _contract(cfg: Mapping[str, Any], folders: Mapping[str, str]) -> Contract:
+    if folders:
+        made = joint_contract(folders, allow=cfg["allow_mismatch"])
+        contract = made.updated(cfg["contract"])
+        made.check_same(
+            contract, what="exports and this evaluation's contract.*", allow=cfg["allow_mismatch"]
         )
-        contract = asked
-    assert contract.plan is not None, "checked above"
-    if cfg["visual"] == "none":
-        if contract.plan.visual_plan != "none" and "executor" in loaded:
-            raise MemerError(
-                f"visual=none: {cfg['executor']} was trained with visual_plan {contract.plan.visual_plan!r}"
-            )
-        return replace(contract, plan=replace(contract.plan, visual_plan="none"))
-    if "visual" in contracts and contract.plan.visual_plan != "none":
-        theirs = contracts["visual"].plan
-        assert theirs is not None, "checked above"
-        return replace(contract, plan=replace(contract.plan, visual_plan=theirs.visual_plan))
-    return contract
+    else:
+        contract = _oracle_contract(cfg)
+    return without_visual(contract, trained="executor" in folders) if cfg["visual"] == "none" else contract
 
 
 def _oracle_contract(cfg: Mapping[str, Any]) -> Contract:

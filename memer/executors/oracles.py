@@ -5,7 +5,7 @@ world of every episode before its reset. Each one simulates copies; the played w
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from memer.canvas import paint_canvas
 from memer.contract import Contract
-from memer.episode import Episode
 from memer.errors import MemerError, UsageError
 from memer.executors.base import ActionChunk, Pixels
 from memer.plan_settings import PlanSettings
@@ -243,48 +242,6 @@ class ExecutorOracle(_Scripted):
             command=self._segment,
             entered=entered,
         )
-
-
-class TablePlanner:
-    """Looks the next subtask up: (instruction, finished subtasks) -> subtask, as in the demonstrations.
-
-    Where no demonstration went that way, the last subtask is named again.
-
-    Args:
-        table: (instruction, finished texts) -> next text.
-    """
-
-    def __init__(self, table: Mapping[tuple[str, tuple[str, ...]], str]) -> None:
-        self.table = dict(table)
-
-    @classmethod
-    def from_episodes(cls, episodes: Iterable[Episode]) -> "TablePlanner":
-        """Read the table from labelled episodes; the first one wins where two differ.
-
-        Raises:
-            MemerError: no episode has segments.
-        """
-        table: dict[tuple[str, tuple[str, ...]], str] = {}
-        for episode in episodes:
-            texts = [segment.label for segment in episode.segments]
-            for k, text in enumerate(texts):
-                table.setdefault((episode.instruction_at(0), tuple(texts[:k])), text)
-        if not table:
-            raise MemerError("language=table: the demonstrations have no segments")
-        return cls(table)
-
-    def next(self, instruction: str, done: Sequence[str], images: Sequence[Pixels]) -> str:
-        """The demonstrated text.
-
-        Raises:
-            MemerError: the instruction was never demonstrated.
-        """
-        text = self.table.get((instruction, tuple(done)))
-        if text is None and not done:
-            raise MemerError(
-                f"language=table: no demonstration of {instruction!r}; take more of them, or language=oracle"
-            )
-        return done[-1] if text is None else text
 
 
 def _undisturbed(world: World) -> World:

@@ -3,7 +3,8 @@ import itertools
 import pytest
 
 from memer.errors import UsageError
-from memer.executors.oracles import ExecutorOracle, LanguageOracle, TablePlanner, VisualOracle
+from memer.executors.oracles import ExecutorOracle, LanguageOracle, VisualOracle
+from memer.executors.table import TablePlanner
 from memer.map_closed_loop import PlayedEpisode, rollout_map_wam
 from memer.plan_policy import MapWamPolicy
 from memer.tabletop import demonstrate, make_env

@@ -54,15 +54,15 @@ def world_arguments(plan: PlanSettings) -> dict[str, Any]:
     }
 
 
-def executor_settings(contract: Contract) -> WapSettings:
+def executor_settings(contract: Contract, *, action_dim: int = 4) -> WapSettings:
     """Tiny sizes, two layers, the contract's switches."""
     plan = contract.plan
     assert plan is not None
     tiny = tiny_settings()
     return WapSettings.from_plan(
         plan,
-        action_dim=4,
-        state_dim=4,
+        action_dim=action_dim,
+        state_dim=action_dim,
         video=replace(tiny.video, num_layers=2),
         action=replace(tiny.action, num_layers=2),
         progress=replace(tiny.progress, num_layers=2),
@@ -71,10 +71,10 @@ def executor_settings(contract: Contract) -> WapSettings:
     )
 
 
-def tiny_executor(contract: Contract, *, seed: int = 0) -> WapModel:
+def tiny_executor(contract: Contract, *, action_dim: int = 4, seed: int = 0) -> WapModel:
     """Random weights."""
     torch.manual_seed(seed)
-    return WapModel(executor_settings(contract)).eval()
+    return WapModel(executor_settings(contract, action_dim=action_dim)).eval()
 
 
 def export_world_model(folder: Path, contract: Contract) -> Path:
@@ -89,10 +89,11 @@ def export_world_model(folder: Path, contract: Contract) -> Path:
     return folder
 
 
-def export_executor(folder: Path, contract: Contract) -> Path:
+def export_executor(folder: Path, contract: Contract, *, action_dim: int = 4) -> Path:
     """As the training's export writes it."""
     folder.mkdir(parents=True)
-    save_executor(folder, executor_settings(contract), tiny_executor(contract).state_dict())
+    model = tiny_executor(contract, action_dim=action_dim)
+    save_executor(folder, model.settings, model.state_dict())
     _seal(folder, contract, planner="models.map_planners:ModelExecutor")
     return folder
 

@@ -9,10 +9,10 @@ from memer.errors import MemerError
 from memer.executors.oracles import (
     ExecutorOracle,
     LanguageOracle,
-    TablePlanner,
     VisualOracle,
     expert_script,
 )
+from memer.executors.table import TablePlanner
 from memer.plan_settings import CanvasLayout, CanvasRegion, PlanSettings
 from memer.tabletop import demonstrate
 from memer.tabletop.tasks import make_world
@@ -119,7 +119,7 @@ def test_the_table_holds_what_was_demonstrated():
         instruction = episode.instruction_at(0)
         assert [table.next(instruction, texts[:k], []) for k in range(len(texts))] == texts
         assert table.next(instruction, texts, []) == texts[-1]  # nobody went on: the last one again
-    with pytest.raises(MemerError, match="no demonstration of 'sing'"):
+    with pytest.raises(MemerError, match='no demonstration of "sing"'):
         table.next("sing", [], [])
     with pytest.raises(MemerError, match="no segments"):
         TablePlanner.from_episodes([])
