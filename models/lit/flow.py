@@ -29,7 +29,7 @@ from models.text import TextEncoder, make_text_encoder
 BatchT = TypeVar("BatchT", bound=Batch)
 
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "DeepSpeedStrategy", "FSDPStrategy")
-PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+PRECISIONS = ("32-true", "bf16-mixed")
 #: Strategies under which a rank holds a part of each gradient only.
 _SHARDED = ("DeepSpeedStrategy", "FSDPStrategy")
 #: Streams of random numbers that never meet.

@@ -179,6 +179,45 @@ def test_a_precision_that_loses_updates_is_refused(kind: tuple[Make, list[Any]])
         fit(make(), samples, precision="bf16-true")
 
 
+def test_an_executor_can_train_with_inexact_plans_and_progress() -> None:
+    batch = executor_module().make_collator()(chunks(2))
+    exact = executor_module()
+    exact.configure_model()
+    known = {}
+    for name, changes in (("plan", {"plan_noise": 0.5}), ("told", {"condition_jitter": 0.5}), ("none", {})):
+        module = executor_module(**changes)
+        module.configure_model()
+        seen = module._disturbed(module.inputs(batch), module.generator(0, 0))
+        clean = module.inputs(batch)
+        assert seen.z_plan is not None
+        assert clean.z_plan is not None
+        known[name] = (torch.equal(seen.z_plan, clean.z_plan), torch.equal(seen.progress, clean.progress))
+        assert torch.equal(seen.actions, clean.actions)
+        assert 0 <= float(seen.progress.min()) <= float(seen.progress.max()) <= 1
+        module.eval()  # validation shows what is true
+        loss = module.losses(batch, generator=module.generator(1, 0))[0]
+        assert torch.equal(loss, exact.eval().losses(batch, generator=exact.generator(1, 0))[0])
+    assert known == {"plan": (False, True), "told": (True, False), "none": (True, True)}
+    with pytest.raises(UsageError, match="plan_noise: -1"):
+        executor_module(plan_noise=-1)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"visual_plan": "none"}, {"progress_mode": "classification"}, {"progress_condition": False}],
+    ids=lambda s: "-".join(map(str, s.values())) or "paper",
+)
+def test_no_weight_is_left_without_a_gradient(switches: dict[str, Any]) -> None:
+    """DDP waits for the gradient of every weight that it knows."""
+    made = contract(**switches)
+    module = executor_module(made)
+    module.configure_model()
+    samples = chunks(2, plan_frames=0 if switches.get("visual_plan") == "none" else 9)
+    batch = module.make_collator()(samples)
+    module.losses(batch, generator=module.generator(0, 0))[0].backward()
+    assert [name for name, p in module.named_parameters() if p.grad is None] == []
+
+
 # Checkpoints
 
 
