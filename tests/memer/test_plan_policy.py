@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from memer.episode import Segment
 from memer.errors import MemerError, UsageError
 from memer.executors.base import ActionChunk
 from memer.plan_policy import MapWamPolicy
+from memer.plan_windows import episode_plan_indices, finished_indices, segment_plan_indices
 from memer.windows import bucket_last_indices
 from tests.memer.plan_doubles import (
     HORIZON,
@@ -73,6 +75,17 @@ def test_what_is_written_back_are_the_real_frames_that_training_would_choose():
     assert policy.visual.written == expected
     assert [segment.kept for segment in policy.segments[:2]] == [frames for frames, _ in expected]
     assert [int(f[0, 0, 0]) for f in policy.records[1].frames] == expected[1][0]
+
+
+def test_references_and_records_are_those_of_the_training_views():
+    """An annotated segment [0, 21) and the 21 observations of the same segment at run time."""
+    executor = ScriptedExecutor(ramp(20))
+    policy = make(executor)
+    play(policy, 24)
+    segment = Segment(0, 21, "subtask 1")
+    assert policy.segments[0].kept == episode_plan_indices([segment])[1:]
+    assert [0, *policy.segments[0].kept] == segment_plan_indices(segment.start, segment.end)
+    assert policy.language.asked[1][2] == finished_indices([segment], 1)
 
 
 def test_a_segment_shorter_than_eight_frames_repeats_frames():
