@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "eval.py": {*OURS, "torch", "numpy", "tqdm"},
     "data/build.py": {"memer", "data", "conf", "torch", "numpy", "tqdm"},
     "models/describe.py": {"memer", "models", "conf", "torch", "transformers", "lightning"},
+    "models/describe_plans.py": {"memer", "models", "conf", "torch"},  # the other half of that command
     "conf/evaluate": {*OURS, "torch", "numpy", "tqdm"},
     "conf/demo.py": {*OURS, "torch", "numpy", "tqdm"},
 }
