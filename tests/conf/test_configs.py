@@ -23,7 +23,7 @@ BUILD = [
     "cameras.view_width=8",
     "cameras.view_height=8",
 ]
-EVAL = {"offline": ["data.root=SHARDS"], "closed_loop": [], "compare": ["runs=[A]"]}
+EVAL = {"offline": ["data.root=SHARDS"], "closed_loop": [], "map_wam": [], "compare": ["runs=[A]"]}
 GIVEN = {
     "planner=constant": ["planner.subtask=wait"],
     "source=lerobot": ["source.root=DIR"],
@@ -79,7 +79,7 @@ def test_it_composes_and_names_what_exists(root: str, overrides: list[str]) -> N
 
 @pytest.mark.parametrize("name", options("sweep"))
 def test_every_sweep_gives_different_jobs(name: str) -> None:
-    sweep = plan_sweep([f"sweep={name}", *TRAIN], config_name="train")
+    sweep = plan_sweep([f"sweep={name}", *train_words(name)], config_name="train")
     assert len(sweep.jobs) > 1
     assert sweep.name == name
     seen: list[Any] = []
@@ -96,6 +96,14 @@ def test_the_six_memory_forms_are_swept() -> None:
     forms = ["none", "short", "long", "text", "image", "image_text"]
     assert [job.name for job in sweep.jobs] == forms
     assert [job.config["contract"]["memory_form"] for job in sweep.jobs] == forms
+
+
+def test_the_ablations_of_the_executor_are_swept() -> None:
+    sweep = plan_sweep(["sweep=map_executor", *train_words("map_executor")], config_name="train")
+    plans = {job.name: job.config["contract"]["plan"] for job in sweep.jobs}
+    assert [plan["progress_condition"] for plan in plans.values()] == [True, False, True, True]
+    assert plans["map_classification"]["progress_mode"] == "classification"
+    assert [plan["visual_plan"] for plan in plans.values()] == ["memory", "memory", "memory", "none"]
 
 
 def test_every_file_below_conf_is_reached() -> None:
