@@ -54,7 +54,7 @@ def describe(cfg: dict[str, Any]) -> dict[str, Any]:
     """
     module = cfg["model"]["module"]
     if module["_target_"] in FLOW_TARGETS:
-        return describe_flow(cfg, plan=_plan(cfg))
+        return describe_flow(cfg, plan=_plan(cfg), instantiate=instantiate)
     if module["_target_"] != _TARGET:
         known = ", ".join((_TARGET, *FLOW_TARGETS))
         raise UsageError(

@@ -1,12 +1,12 @@
 """The figures of world models and executors: parameters per expert, tokens per group, memory of training."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from conf.instantiate import instantiate
 from memer.contract import CameraLayout, Contract
 from memer.plan_settings import LATENT_PATCH, PlanSettings
 from models.footprint import TrainingPlan, training_memory
@@ -26,8 +26,15 @@ _LAYERS = r"(transformer\.blocks|mot\.layers)\..*"
 _SEGMENTS = 16
 
 
-def describe_flow(cfg: dict[str, Any], *, plan: TrainingPlan) -> dict[str, Any]:
+def describe_flow(
+    cfg: dict[str, Any], *, plan: TrainingPlan, instantiate: Callable[..., Any]
+) -> dict[str, Any]:
     """The figures of a composed training config whose module is in FLOW_TARGETS.
+
+    Args:
+        cfg: the config.
+        plan: how it trains.
+        instantiate: `conf.instantiate.instantiate`, which this package may not import.
 
     Raises:
         UsageError: a setting does not fit.

@@ -81,7 +81,7 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         contract: of the data, with plan settings.
         optim: optimizer and schedule.
         activation_checkpointing: recompute layer by layer in the backward pass; saves memory, costs time.
-        max_sampled: validation samples per rank that are generated in full, each time.
+        max_sampled: validation samples per rank that are generated in full, each time, over all batches.
         sample_steps: Euler steps of these.
         seed: of initial values, noise and flow times.
     """
@@ -109,7 +109,6 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         self.seed = seed
         self.frozen = Frozen(self.plan)
         self.model: Any = None
-        self._sampled = 0
         self._sample_ids: tuple[str, ...] = ()
         self._loss: Tensor | None = None
         self._shapes: dict[str, torch.Size] = {}
@@ -203,19 +202,19 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
             return
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    def on_validation_epoch_start(self) -> None:
-        """Generate anew."""
-        self._sampled = 0
-
     def validation_step(self, batch: BatchT, batch_idx: int) -> None:
         """The loss under the same noise every time, and some generated results."""
         loss, figures = self.losses(batch, generator=self.generator(VALIDATION, batch_idx))
         for name, value in {"loss": loss, **figures}.items():
             self.log(f"val/{name}", value, batch_size=len(batch), **VALIDATION_LOG)
-        count = min(len(batch), self.max_sampled - self._sampled)
-        if count > 0:
-            self._sampled += count
+        count = min(len(batch), self.due(batch_idx, batches=int(self.trainer.num_val_batches[0])))
+        if count:
             self.generate(batch, count, generator=self.generator(SAMPLING, batch_idx))
+
+    def due(self, batch_idx: int, *, batches: int) -> int:
+        """Samples to generate in one of the validation batches: `max_sampled` in all, spread evenly."""
+        first, last = (self.max_sampled * k // batches for k in (batch_idx, batch_idx + 1))
+        return last - first
 
     def generator(self, stream: int, number: int) -> torch.Generator:
         """Random numbers that seed, rank, stream and number decide."""

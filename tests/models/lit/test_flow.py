@@ -152,6 +152,12 @@ def test_validation_is_the_same_each_time_and_measures_generated_results(
     assert all(np.isfinite(value) for value in first.values())
 
 
+def test_generated_samples_are_spread_over_the_validation_batches() -> None:
+    module = executor_module(max_sampled=5)
+    assert [module.due(k, batches=10) for k in range(10)] == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    assert [module.due(k, batches=2) for k in range(2)] == [2, 3]
+
+
 @pytest.mark.parametrize(
     "switches",
     [
