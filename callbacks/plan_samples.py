@@ -21,8 +21,11 @@ _LEAST_EDGE = 64
 class DrawsPlans(Protocol):
     """A model that can be asked for a plan in the middle of training, and goes on as if it had not been."""
 
-    def draw_plans(self, samples: Sequence[VisualPlannerSample]) -> list[NDArray[np.uint8]]:
-        """uint8[N, H, W, 3] per sample: its plan of the last segment, from all that precedes it."""
+    def draw_plans(self, samples: Sequence[VisualPlannerSample]) -> list[NDArray[np.uint8] | None]:
+        """uint8[N, H, W, 3] per sample: its plan of the last segment, from all that precedes it.
+
+        None where the model cannot be asked now.
+        """
         ...
 
 

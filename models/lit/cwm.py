@@ -204,14 +204,13 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
         Returns:
             float32[1, 3, N, H, W] in -1..1.
         """
-        blocks = latents.split([1] + [self.plan.plan_latents] * (text_plan.shape[1]), dim=2)
         both = self.plan.target_text == "plan+global"
         evidence = text_global
         if self.plan.visual_plan == "current_only":
             evidence = torch.cat((text_plan[:, number], text_global), 1) if both else text_plan[:, number]
-        cache = self.model.empty_cache()
-        for block in blocks[: number + 1]:
-            cache = self.model.append(cache, block, evidence)
+        # One pass whatever the number: sharded ranks must enter every layer equally often.
+        known = latents[:, :, : 1 + self.plan.plan_latents * number]
+        cache = self.model.prefill(known, evidence)
         plan = self.model.sample(
             cache,
             text_plan[:, number],
@@ -219,7 +218,7 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
             steps=self.sample_steps,
             generator=generator,
         )
-        return self._decoded(torch.cat([*blocks[: number + 1], plan], dim=2), number=number)
+        return self._decoded(torch.cat([known, plan], dim=2), number=number)
 
     def _decoded(self, latents: Tensor, *, number: int) -> Tensor:
         """The frames of one segment, decoded behind all that precede it: float32[1, 3, N, H, W]."""
@@ -228,9 +227,14 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
             frames = self.frozen.codec(latents.device).decode(latents[:, :, :end].float())
         return frames[:, :, -self.plan.plan_frames :]
 
-    def draw_plans(self, samples: Sequence[VisualPlannerSample]) -> list[NDArray[np.uint8]]:
-        """The model's plan of the last segment of each sample, uint8[N, H, W, 3]."""
-        plans = []
+    def draw_plans(self, samples: Sequence[VisualPlannerSample]) -> list[NDArray[np.uint8] | None]:
+        """The model's plan of the last segment of each sample, uint8[N, H, W, 3].
+
+        None while the weights are split over ranks, because one rank alone is asked.
+        """
+        if self._trainer is not None and type(self._trainer.strategy).__name__ == "FSDPStrategy":
+            return [None] * len(samples)
+        plans: list[NDArray[np.uint8] | None] = []
         for k, sample in enumerate(samples):
             batch = self.make_collator()([sample]).to(self.device)
             drawn = self.draw(
