@@ -42,7 +42,16 @@ def test_oracles_succeed_and_leave_every_segment_at_its_end():
         assert extra["missed_gates"] == 0
 
 
-@pytest.mark.parametrize("task", ["counting_scoops", "object_search", "dust_and_replace", "swap_blocks"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "counting_scoops",
+        "object_search",
+        "dust_and_replace",
+        "swap_blocks",
+        "observe_and_pick_up",
+    ],
+)
 def test_oracles_succeed_on_the_other_tasks(task):
     """Their segments end with what they are for, so none may be left early: only full progress counts."""
     (rollout,) = run(oracle_policy(tau=0.999, window=1), task, [0]).values()

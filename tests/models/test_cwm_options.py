@@ -39,14 +39,18 @@ def test_a_perfect_model_has_no_loss(prediction: Any, targets: Any) -> None:
     assert figures["clean_mse"] < 1e-4
 
 
-def test_a_perfect_model_samples_the_truth() -> None:
-    model, b = make_model(prediction="data"), batch()
+@pytest.mark.parametrize("steps", [1, 4, 10])
+@pytest.mark.parametrize("prediction", ["data", "velocity"])
+def test_a_perfect_model_samples_the_truth(prediction: Any, steps: int) -> None:
+    model, b = make_model(prediction=prediction), batch()
+    truth = b["latents"][:, :, -2:]
+    drawn = torch.randn(truth.shape, generator=seeded())  # the noise that `sample` will draw
     model.transformer.__class__ = Oracle
-    model.transformer.answer = b["latents"][:, :, -2:]
+    model.transformer.answer = truth if prediction == "data" else drawn - truth
     cache = by_block(model, b)
-    found = model.sample(cache, b["text_plan"][:, 2], steps=10, generator=seeded())
-    torch.testing.assert_close(found, b["latents"][:, :, -2:], rtol=0, atol=1e-5)
-    assert euler_times(10)[-2] > 0.05  # else the divisor's bound would show
+    found = model.sample(cache, b["text_plan"][:, 2], steps=steps, generator=seeded())
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-5)
+    assert euler_times(steps)[-2] > 0.05  # else the divisor's bound would show
 
 
 # -- options -----------------------------------------------------------------------------------------------

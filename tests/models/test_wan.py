@@ -9,6 +9,7 @@ from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
 from memer.errors import UsageError
+from models.cwm import CausalWorldModel
 from models.wan import (
     CausalWan,
     RopeTables,
@@ -19,6 +20,7 @@ from models.wan import (
     time_embedding,
     tiny_config,
 )
+from models.wan_files import load_transformer
 
 
 def small_config() -> dict:
@@ -129,6 +131,19 @@ def test_stock_checkpoints_round_trip(tmp_path: Path) -> None:
     for config in configs:
         config.pop("_name_or_path", None)
     assert configs[0] == configs[1]
+
+
+def test_a_stock_checkpoint_gives_the_stock_forward_under_a_full_mask(tmp_path: Path) -> None:
+    """Saved by the library and loaded by ours: the same bits as the model that was saved."""
+    torch.manual_seed(2)
+    stock = WanTransformer3DModel(**small_config()).eval()
+    stock.save_pretrained(tmp_path)
+    latents, t, text = inputs()
+    with torch.no_grad():
+        expected = stock(latents, t.repeat_interleave(6, dim=1), text).sample
+    ours = CausalWorldModel(load_transformer(tmp_path)).transformer
+    mask = torch.ones(30, 30, dtype=torch.bool)
+    assert torch.equal(functional(ours, latents, t, text, mask=mask), expected)
 
 
 @pytest.mark.parametrize("field", [{"added_kv_proj_dim": 96}, {"image_dim": 16}])

@@ -256,6 +256,56 @@ def test_half_precision_weights_take_full_precision_inputs() -> None:
     assert 0 < error < 5e-2
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_in_bfloat16_a_chunk_under_caches_is_near_the_joint_pass(device: str) -> None:
+    model = small_model().to(device, torch.bfloat16)
+    batch = random_batch(model.settings).to(device)
+    chunk = model.sample(*caches(model, batch), steps=1, generator=seeded())
+    again = seeded()
+    noisy_actions = torch.randn(batch.actions.shape, generator=again).to(device)
+    noisy_progress = torch.randn(*batch.progress_target.shape, 1, generator=again).to(device)
+    with torch.no_grad():
+        out = joint(
+            model,
+            batch,
+            noisy_actions=noisy_actions,
+            noisy_progress=noisy_progress,
+            t_chunk=torch.ones(2, device=device),
+            t_video=torch.full((2,), 0.3, device=device),
+        )
+    velocity = noisy_actions - chunk.actions
+    assert (velocity - out.action.float()).norm() / velocity.norm() <= 2e-2
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10])
+@pytest.mark.parametrize("kind", ["data", "velocity"])
+def test_a_perfect_network_samples_the_truth(kind: Any, steps: int) -> None:
+    """Actions, progress and imagined future at once, in as few or as many steps as one likes."""
+    model = small_model(video_prediction=kind, action_prediction=kind, progress_prediction=kind)
+    batch = random_batch(model.settings)
+    inputs = caches(model, batch)
+    future, progress = batch.z_clip[:, :, 1:], 2 * batch.progress_target.unsqueeze(2) - 1
+    noise = seeded()
+    answers = []
+    for data in (batch.actions, progress, future):  # in the order in which the sampler draws
+        drawn = torch.randn(data.shape, generator=noise)
+        answers.append(data if kind == "data" else drawn - data)
+    model.action.proj_out.forward = lambda _: answers[0]
+    model.progress.proj_out.forward = lambda _: answers[1]
+    model.video.head = lambda *_, **__: answers[2]
+    chunk = model.sample_joint(*inputs, steps=steps, generator=seeded())
+    torch.testing.assert_close(chunk.actions, batch.actions, atol=1e-5, rtol=0)
+    torch.testing.assert_close(chunk.progress, batch.progress_target, atol=1e-5, rtol=0)
+    torch.testing.assert_close(chunk.future, future, atol=1e-5, rtol=0)
+
+
 # -- losses --------------------------------------------------------------------------------
 
 

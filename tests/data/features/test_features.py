@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from conf.compose import compose
+from data.build import features
 from data.datamodule import ShardDataModule
 from data.features import FeatureSet, FeatureSettings, build_features
 from data.shards import BuildSettings, ShardSet, build_shards
@@ -290,3 +292,20 @@ def test_labels_belong_to_the_key(tmp_path: Path) -> None:
         manifest = json.loads((tmp_path / f"f{name}" / "manifest.json").read_text())
         hashes.add(manifest["key"]["shards"])
     assert len(hashes) == 2
+
+
+@pytest.mark.parametrize(("view", "clips"), [("visual_planner", 1), ("executor", 9 + 3)])
+def test_the_command_makes_what_the_data_module_reads(
+    root: Path, tmp_path: Path, view: str, clips: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m data.build stage=features` in this process: one clip per episode, or per step and segment."""
+    regions = json.dumps(CANVAS["regions"]).replace('"', "").replace(" ", "")
+    words = [f"root={root}", f"out={tmp_path / 'f'}", f"view={view}", "episodes=[0]", "progress=false"]
+    canvas = [f"contract.plan.canvas.{side}={CANVAS[side]}" for side in ("height", "width")]
+    features(compose("features", [*words, *canvas, f"contract.plan.canvas.regions={regions}"]))
+    assert f"1 episodes, {clips} clips" in capsys.readouterr().out
+    chosen = {"val": None, "train": {"a": {"root": root, "episodes": [0]}}}
+    config = {"visual_planner": VisualPlannerViewConfig, "executor": ExecutorViewConfig}[view]
+    read = module(root, config(contract=small()), tmp_path / "f", **chosen)
+    (sample, *_) = next(iter(read.train_dataloader()))
+    assert getattr(sample, "latents" if view == "visual_planner" else "clip_latents") is not None
