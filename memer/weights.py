@@ -46,7 +46,6 @@ TORCH_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 #: Elements handled at once; the buffers of one worker then fit a core's own cache.

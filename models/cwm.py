@@ -35,10 +35,7 @@ from memer.plan_settings import TEMPORAL_RATIO
 from models.cwm_layout import Layout, all_targets_layout, block_of, one_target_layout
 from models.evidence import EvidenceCache
 from models.masks import block_mask
-from models.wan import CausalWan, Rope, TextGroup, rope_rows, time_embedding
-
-#: Networks receive the flow time times this.
-TIME_SCALE = 1000.0
+from models.wan import TIME_SCALE, CausalWan, Rope, TextGroup, rope_rows, time_embedding
 
 #: Share of noise that evidence gets at most where `history_noise_prob` is set.
 HISTORY_NOISE = 0.5
@@ -250,10 +247,6 @@ class CausalWorldModel(nn.Module):
         return loss, {"clean_mse": masked_mse(clean, data, valid)}
 
     # -- planning ----------------------------------------------------------------------------------------
-
-    def empty_cache(self) -> EvidenceCache:
-        """Nothing has been seen."""
-        return EvidenceCache()
 
     @torch.no_grad()
     def append(self, cache: EvidenceCache, z_block: Tensor, text: Tensor) -> EvidenceCache:

@@ -36,6 +36,7 @@ from models.wan_layer import (
 )
 
 __all__ = [
+    "TIME_SCALE",
     "CausalBlock",
     "CausalWan",
     "KeyValue",
@@ -55,6 +56,9 @@ __all__ = [
     "time_embedding",
     "tiny_config",
 ]
+
+#: The network receives the flow time in [0, 1] times this.
+TIME_SCALE = 1000.0
 
 
 def tiny_config(*, channels: int = 192) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from memer.flow import euler_times, integrate, interpolate, loss_weight, masked_mse, sample_time, to_velocity
-from models.wan import KeyValue, time_embedding
+from models.wan import TIME_SCALE, KeyValue, time_embedding
 from models.wap_batch import Chunk, WapBatch, WapOutput, check_batch, check_plan
 from models.wap_cache import ObsCache, PlanCache, cached_groups, chunk_rooms, token_counts
 from models.wap_network import WapNetwork
 from models.wap_settings import WapSettings, full_settings, tiny_settings
-from models.wap_tokens import TIME_SCALE, VideoPart, attention_calls, video_stream
+from models.wap_tokens import VideoPart, attention_calls, video_stream
 
 __all__ = [
     "Chunk",
@@ -75,9 +75,9 @@ class WapModel(WapNetwork):
         noisy_future = interpolate(future, noises[0], t_video)
         noisy_actions = interpolate(batch.actions, noises[1], t_chunk)
         noisy_progress = interpolate(progress, noises[2], t_chunk)
-        if s.plan_noise and z_plan is not None:
+        if self.training and s.plan_noise and z_plan is not None:
             z_plan = z_plan + s.plan_noise * _noise(z_plan.shape, generator, device)
-        if s.condition_jitter:
+        if self.training and s.condition_jitter:
             told = (told + s.condition_jitter * _noise(told.shape, generator, device)).clamp(0, 1)
         action_valid = batch.action_valid.unsqueeze(2)
         if batch.dim_valid is not None:

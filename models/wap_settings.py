@@ -6,20 +6,19 @@ Source: MaP-WAM specification, sections 8 (executor), 11 (switches), 15 and 16 (
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from memer.errors import UsageError
+from memer.flow import Prediction, Weighting
 from memer.plan_settings import LATENT_PATCH, PlanSettings
 from memer.settings import build, require, require_counts
 from models.mot import ExpertSize
 
-Prediction = Literal["velocity", "data"]
-
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "video_prediction": ("velocity", "data"),
-    "action_prediction": ("velocity", "data"),
-    "progress_prediction": ("velocity", "data"),
-    "loss_weighting": ("none", "bsmntw"),
+    "video_prediction": get_args(Prediction),
+    "action_prediction": get_args(Prediction),
+    "progress_prediction": get_args(Prediction),
+    "loss_weighting": get_args(Weighting),
     "visual_plan": ("memory", "current_only", "none"),
     "progress_mode": ("modality", "classification"),
     "executor_context": ("plan", "full_history"),
@@ -54,8 +53,10 @@ class WapSettings:
         progress_prediction: the same of the progress expert.
         shift: s of the flow times, in training and sampling.
         loss_weighting: weight of a sample's flow losses by its time, see `memer.flow.loss_weight`.
-        plan_noise: deviation of noise on the plan's latents in training, for plans that are not perfect.
-        condition_jitter: deviation of noise on p_t in training, for a progress that is not exact.
+        plan_noise: deviation of noise on the plan's latents in training, because run time draws plans;
+            0 = off.
+        condition_jitter: deviation of noise on p_t in training, because at run time the executor is told its
+            own prediction; 0 = off.
         lambda_video: weight of the future's loss.
         lambda_action: weight of the actions' loss.
         lambda_progress: weight of the progress' loss.
@@ -88,7 +89,7 @@ class WapSettings:
     action_prediction: Prediction = "velocity"
     progress_prediction: Prediction = "velocity"
     shift: float = 5.0
-    loss_weighting: Literal["none", "bsmntw"] = "none"
+    loss_weighting: Weighting = "none"
     plan_noise: float = 0.0
     condition_jitter: float = 0.0
     lambda_video: float = 1.0

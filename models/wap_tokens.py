@@ -19,11 +19,8 @@ import torch
 from torch import Tensor
 
 from models.mot import Call, Expert, Group, Stream
-from models.wan import CausalWan, Rope, RopeTables, rope_1d, rope_rows, time_embedding
+from models.wan import TIME_SCALE, CausalWan, Rope, RopeTables, rope_1d, rope_rows, time_embedding
 from models.wap_settings import WapSettings
-
-#: Networks receive 1000 t.
-TIME_SCALE = 1000.0
 
 
 class VideoPart(NamedTuple):

@@ -69,7 +69,7 @@ def test_statistics_are_those_of_all_tasks_together(data: ShardDataModule) -> No
 
 
 def test_two_tasks_train_in_one_mixture(data: ShardDataModule) -> None:
-    """Batches hold both; the module trains under the mixture's contract; a task's text reaches the actions."""
+    """Batches hold both; the mixture's contract is the module's; a task's text reaches the actions."""
     module = executor_module(data.contract)
     collate = module.make_collator()
     data.bind(collate)

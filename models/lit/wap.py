@@ -6,7 +6,7 @@ segment.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,9 +46,6 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
         settings: further fields of WapSettings that the contract does not fix.
         video_base: initial weights of the video expert: a world model's export, a diffusers transformer or a
             hub id; None for random ones.
-        plan_noise: deviation of noise on the plan's latents in training; 0 = off. Run time draws plans.
-        condition_jitter: deviation of noise on the progress that the executor is told; 0 = off. At run time
-            it is told its own prediction.
         expert_init: of the narrow experts: `interpolate` the video's weights, or `random`.
         activation_checkpointing: recompute layer by layer in the backward pass.
         max_sampled: validation chunks per rank that are generated, each time.
@@ -59,10 +56,7 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
     """
 
     planner = "models.map_planners:ModelExecutor"
-    own_settings = (
-        *("video", "action", "progress", "freq_dim", "settings", "video_base", "expert_init"),
-        *("plan_noise", "condition_jitter"),
-    )
+    own_settings = ("video", "action", "progress", "freq_dim", "settings", "video_base", "expert_init")
 
     def __init__(
         self,
@@ -76,8 +70,6 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
         settings: Mapping[str, Any] | None = None,
         video_base: str | None = None,
         expert_init: Literal["interpolate", "random"] = "interpolate",
-        plan_noise: float = 0.0,
-        condition_jitter: float = 0.0,
         activation_checkpointing: bool = False,
         max_sampled: int = 32,
         sample_steps: int = 10,
@@ -99,11 +91,6 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
             size if isinstance(size, dict) else asdict(size)  # type: ignore[call-overload]
             for size in (video, action, progress)
         )
-        for name, value in (("plan_noise", plan_noise), ("condition_jitter", condition_jitter)):
-            if value < 0:
-                raise UsageError(f"{name}: {value!r}, must not be negative")
-        self.plan_noise = plan_noise
-        self.condition_jitter = condition_jitter
         self.freq_dim = freq_dim
         self.settings = dict(settings or {})
         self.video_base = None if video_base is None else str(video_base)
@@ -183,25 +170,8 @@ class ExecutorModule(FlowModule[ExecutorBatch]):
         self, batch: ExecutorBatch, *, generator: torch.Generator
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Weighted sum of the three flow losses, and each of them."""
-        inputs = self.inputs(batch)
-        if self.training:
-            inputs = self._disturbed(inputs, generator)
-        loss, figures = self.model.loss(inputs, generator=generator)
+        loss, figures = self.model.loss(self.inputs(batch), generator=generator)
         return loss, figures
-
-    def _disturbed(self, inputs: WapBatch, generator: torch.Generator) -> WapBatch:
-        """What the executor is shown, as inexact as at run time; targets stay."""
-
-        def noise(like: Tensor) -> Tensor:
-            return torch.randn(like.shape, generator=generator, device=like.device)
-
-        changes: dict[str, Tensor] = {}
-        if self.plan_noise and inputs.z_plan is not None:
-            changes["z_plan"] = inputs.z_plan + self.plan_noise * noise(inputs.z_plan)
-        if self.condition_jitter:
-            told = inputs.progress + self.condition_jitter * noise(inputs.progress)
-            changes["progress"] = told.clamp(0, 1)
-        return replace(inputs, **changes)
 
     def inputs(self, batch: ExecutorBatch) -> WapBatch:
         """The batch with frames and texts encoded."""

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from memer.flow import euler_times, integrate, to_velocity
 from models.codec import CodecState, PatchCodec, VisualCodec, WanCodec
-from models.cwm import TIME_SCALE, CausalWorldModel, EvidenceCache
+from models.cwm import CausalWorldModel, EvidenceCache
 from models.cwm_layout import block_of
 from models.masks import block_mask
-from models.wan import CausalWan, full_config, tiny_config
+from models.wan import TIME_SCALE, CausalWan, full_config, tiny_config
 from tests.bench.report import emit
 from tests.bench.sweep import Row, measure, median_and_p95, write
 
@@ -87,7 +87,7 @@ class Planning:
 
     def before(self, finished: int) -> Before:
         """The state in which a call with that many finished segments finds the episode."""
-        cache, latents = self.model.empty_cache(), None
+        cache, latents = EvidenceCache(), None
         encoder, decoder = self.codec.enc_init(), self.codec.dec_init()
         for k in range(finished):
             z, encoder = self.codec.enc_step(encoder, self.frames(1 if k == 0 else 8))

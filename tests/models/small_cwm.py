@@ -54,7 +54,7 @@ def frame_tokens(x: Tensor, first: int, last: int) -> Tensor:
 
 
 def by_block(model: CausalWorldModel, b: dict[str, Tensor]) -> EvidenceCache:
-    cache = model.append(model.empty_cache(), b["latents"][:, :, :1], b["text_global"])
+    cache = model.append(EvidenceCache(), b["latents"][:, :, :1], b["text_global"])
     for k in range(b["text_plan"].shape[1] - 1):
         cache = model.append(cache, b["latents"][:, :, 1 + 2 * k : 3 + 2 * k], b["text_global"])
     return cache

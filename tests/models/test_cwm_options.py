@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memer.errors import UsageError
 from memer.flow import euler_times
-from models.cwm import CausalWorldModel
+from models.cwm import CausalWorldModel, EvidenceCache
 from models.wan import CausalWan, tiny_config
 from tests.models.small_cwm import C, H, W, batch, by_block, frame_tokens, make_model, seeded, states, watched
 
@@ -60,7 +60,7 @@ def test_current_only_is_an_image_to_video_model_under_the_plan_text() -> None:
     model, b = watched(visual_plan="current_only"), batch(num=1)
     before = states(model, b)
     assert torch.equal(before, states(model, {**b, "text_global": b["text_global"] + 1}))
-    cache = model.append(model.empty_cache(), b["latents"][:, :, :1], b["text_plan"][:, 0])
+    cache = model.append(EvidenceCache(), b["latents"][:, :, :1], b["text_plan"][:, 0])
     assert model.sample(cache, b["text_plan"][:, 0], generator=seeded(), steps=1).shape == (2, C, 2, H, W)
     with pytest.raises(ValueError, match="keeps no evidence"):
         model.append(cache, b["latents"][:, :, 1:], b["text_plan"][:, 0])
@@ -126,8 +126,8 @@ def test_sizes_that_do_not_belong_together_are_named() -> None:
         with pytest.raises(ValueError, match=name):
             model.loss(**{**b, name: value}, generator=seeded())
     with pytest.raises(ValueError, match="2 latents, must have 1"):
-        model.append(model.empty_cache(), b["latents"][:, :, :2], b["text_global"])
+        model.append(EvidenceCache(), b["latents"][:, :, :2], b["text_global"])
     with pytest.raises(ValueError, match="1 latents, must have 2"):
         model.append(by_block(model, b), b["latents"][:, :, :1], b["text_global"])
     with pytest.raises(ValueError, match="empty"):
-        model.sample(model.empty_cache(), b["text_global"], generator=seeded())
+        model.sample(EvidenceCache(), b["text_global"], generator=seeded())

@@ -441,7 +441,7 @@ def test_noise_on_the_conditions(option: str, changed: str, monkeypatch: pytest.
     settings = small_settings(**{option: 0.1})
     seen: list[dict[str, Any]] = []
     for chosen in (small_settings(), settings):
-        model = small_model(chosen)
+        model = small_model(chosen).train()
         forward = model.forward
 
         def keep(forward: Any = forward, **inputs: Any) -> WapOutput:

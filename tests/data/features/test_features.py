@@ -298,7 +298,7 @@ def test_labels_belong_to_the_key(tmp_path: Path) -> None:
 def test_the_command_makes_what_the_data_module_reads(
     root: Path, tmp_path: Path, view: str, clips: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`python -m data.build stage=features` in this process: one clip per episode, or per step and segment."""
+    """`data.build stage=features` in this process: one clip per episode, or per step and segment."""
     regions = json.dumps(CANVAS["regions"]).replace('"', "").replace(" ", "")
     words = [f"root={root}", f"out={tmp_path / 'f'}", f"view={view}", "episodes=[0]", "progress=false"]
     canvas = [f"contract.plan.canvas.{side}={CANVAS[side]}" for side in ("height", "width")]
