@@ -1,4 +1,4 @@
-"""A small executor and batches of random samples for the tests of models/wap.py."""
+"""A small executor, its variants, and batches of random samples for the tests of models/wap.py."""
 
 from typing import Any
 
@@ -6,7 +6,22 @@ import torch
 from torch import nn
 
 from models.mot import ExpertSize
-from models.wap import WapBatch, WapModel, WapSettings
+from models.wap import WapBatch, WapModel, WapOutput, WapSettings
+
+#: Every row of the specification's table of switches, and the executor's own options.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "without visual plan": {"visual_plan": "none"},
+    "without visual memory": {"visual_plan": "current_only"},
+    "classification": {"progress_mode": "classification", "progress_condition": False},
+    "without progress condition": {"progress_condition": False},
+    "full history": {"executor_context": "full_history"},
+    "plan+global": {"target_text": "plan+global"},
+    "shared positions": {"rope": "shared"},
+    "separate": {"action_progress": "separate"},
+    "episodic plan": {"plan_latents": 2},
+    "one masked attention": {"attention": "masked"},
+}
 
 
 def small_settings(**changes: Any) -> WapSettings:
@@ -62,3 +77,33 @@ def random_batch(settings: WapSettings, *, size: int = 2, seed: int = 1, history
         finished=torch.arange(size) % 2 == 0,
         text_global=normal(size, s.text_tokens, s.text_dim) if s.target_text == "plan+global" else None,
     )
+
+
+def joint(model: WapModel, batch: WapBatch, *, future: bool = True, **changes: Any) -> WapOutput:
+    """The training pass at fixed times on the batch's own values as noisy ones."""
+    inputs: dict[str, Any] = {
+        "z_plan": batch.z_plan,
+        "z_obs": batch.z_clip[:, :, :1],
+        "text": model.context(batch.text_plan, batch.text_global),
+        "state": batch.state,
+        "progress": batch.progress,
+        "noisy_actions": batch.actions,
+        "noisy_progress": batch.progress_target.unsqueeze(2),
+        "t_chunk": torch.full((len(batch.state),), 0.6),
+        "noisy_future": batch.z_clip[:, :, 1:] if future else None,
+        "t_video": torch.full((len(batch.state),), 0.3),
+    }
+    return model(**{**inputs, **changes})
+
+
+def caches(model: WapModel, batch: WapBatch, **changes: Any) -> tuple[Any, ...]:
+    """Plan, observation, text, state and progress as `sample` takes them."""
+    values = {"state": batch.state, "progress": batch.progress, **changes}
+    text = model.context(batch.text_plan, batch.text_global)
+    plan = model.prefill_plan(batch.z_plan, text)
+    obs = model.prefill_obs(plan, batch.z_clip[:, :, :1], text, values["state"], values["progress"])
+    return plan, obs, text, values["state"], values["progress"]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
