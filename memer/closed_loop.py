@@ -59,11 +59,17 @@ class _Lane:
             self.step += 1
             self.session.instruction = info["instruction"]
             if terminated or truncated:
-                success = bool(env.measures()["success"])
-                self.outcome = "success" if success else ("failure" if terminated else "timeout")
+                self.outcome = outcome_of(env, terminated=terminated)
                 return
             if self.step % stride in phases:
                 self.session.observe(observation["images"], step=self.step)
+
+
+def outcome_of(env: TabletopEnv, *, terminated: bool) -> Outcome:
+    """How an episode that is over ended: the world's state decides, not the way it ended."""
+    if env.measures()["success"]:
+        return "success"
+    return "failure" if terminated else "timeout"
 
 
 def window_phases(contract: Contract, stride: int) -> frozenset[int]:

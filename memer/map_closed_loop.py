@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memer.closed_loop import Outcome
+from memer.closed_loop import Outcome, outcome_of
 from memer.errors import UsageError
 from memer.executors.base import ActsTogether, ChunkRequest
 from memer.executors.oracles import KnowsWorld
@@ -74,8 +74,7 @@ class _Lane:
             self.switches.append(env.world.step_count)
             self.expert = now
         if terminated or truncated:
-            success = bool(env.measures()["success"])
-            self.outcome = "success" if success else ("failure" if terminated else "timeout")
+            self.outcome = outcome_of(env, terminated=terminated)
 
 
 def rollout_map_wam(
