@@ -122,8 +122,8 @@ class ShardDataModule(lightning.LightningDataModule):
         _check_columns({**self._train, **self._val}, self.train_view)
         val_view = view.bind(data_contract, sample_stride=val_sample_stride, plain=True)
         if features is not None:
-            roots = [features] if isinstance(features, str | Path) else list(features)
-            sets = [FeatureSet(root) for root in roots]
+            several = isinstance(features, Sequence) and not isinstance(features, str)
+            sets = [FeatureSet(str(root)) for root in (features if several else [features])]
             _use_features(self.train_view, self._train, sets)
             _use_features(val_view, self._val, sets)
         self.train_table = SampleTable(self._train, self.train_view)
@@ -133,7 +133,17 @@ class ShardDataModule(lightning.LightningDataModule):
         self._check_lanes()
 
     def bind(self, collate: Collate) -> "ShardDataModule":
-        """Set what makes batches of samples; needs the model's tokenizer, so it comes late."""
+        """Set what makes batches of samples; needs the model's tokenizer, so it comes late.
+
+        Raises:
+            UsageError: it takes other samples than the view makes.
+        """
+        made, taken = self.train_view.sample_type, getattr(collate, "sample_type", None)
+        if taken is not None and taken is not made:
+            raise UsageError(
+                f"view: makes {made.__name__}s, the model trains on {taken.__name__}s; "
+                "leave the view that its experiment names"
+            )
         self._collate = collate
         return self
 

@@ -43,6 +43,8 @@ class DiscoverLabels:
             raise UsageError(f"labels.method={self.method!r}, must be one of {known}")
         if self.existing not in ("keep", "replace"):
             raise UsageError(f"labels.existing={self.existing!r}, must be keep or replace")
+        if not isinstance(self.label, str):
+            raise UsageError(f"labels.label={self.label!r}, must be a text")
         try:
             self._provider = _PROVIDERS[self.method](**getattr(self, self.method))
         except TypeError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,33 @@ def write_json_atomically(path: Path, values: Any) -> None:
     """Indented JSON, written beside and renamed."""
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     write_bytes_atomically(path, text.encode("utf-8"))
+
+
+def read_manifest(
+    path: Path, *, format_version: int, kind: str, fields: Sequence[str], missing: str
+) -> dict[str, Any]:
+    """Read what a build wrote last, which describes all of it.
+
+    Args:
+        path: the file.
+        format_version: the only one that is accepted.
+        kind: what is described, for messages.
+        fields: names that must be there.
+        missing: the way out, for messages.
+
+    Raises:
+        SourceUnavailableError: the file is missing.
+        MemerError: it is not JSON, of another version, or describes something else.
+    """
+    values = read_json(path, missing=missing)
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != format_version:
+        raise MemerError(f"{path}: format {found!r}, this program reads {format_version}; {missing}")
+    absent = [name for name in fields if name not in values]
+    if absent:
+        raise MemerError(f"{path}: no {absent[0]!r}, so this describes no {kind}; {missing}")
+    manifest: dict[str, Any] = values
+    return manifest
 
 
 def read_json(path: Path, *, missing: str) -> Any:

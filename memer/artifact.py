@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from memer.contract import Contract
+from memer.devices import checked_device
 from memer.errors import MemerError, SourceUnavailableError
 from memer.folders import file_hash, read_json
 from memer.policy import Policy
@@ -220,10 +221,13 @@ def load_part(path: Path | str, device: str = "cpu") -> Any:
         device: where it runs, e.g. `cuda`.
 
     Raises:
-        SourceUnavailableError: no such folder, no exported one, or its code is not importable.
+        UsageError: no such device.
+        SourceUnavailableError: no such folder, no exported one, its code is not importable, or this machine
+            lacks the device.
         MemerError: a file is missing or was changed, or the class is not one of ours.
     """
     provenance = verify_artifact(path)
+    checked_device(device)
     if not _PLANNER_NAME.fullmatch(provenance.planner):
         raise MemerError(
             f"{Path(path) / PROVENANCE_FILE}: planner {provenance.planner!r}, only classes below models. "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.folders import read_json
 from memer.plan_settings import PlanSettings
 from memer.settings import build, merge, require, require_counts
 
@@ -218,11 +219,7 @@ class Contract:
         require(self.memory_mode in ("strict", "compat"), self, "memory_mode", "strict or compat")
         require(self.history_length >= 0, self, "history_length", ">= 0")
         # Lists read back from JSON become tuples, so that a contract equals its copy from a file.
-        frozen = {
-            feature: {key: tuple(numbers) for key, numbers in entries.items()}
-            for feature, entries in self.statistics.items()
-        }
-        object.__setattr__(self, "statistics", frozen)
+        object.__setattr__(self, "statistics", _frozen_statistics(self.statistics))
         object.__setattr__(self, "subtasks", tuple(self.subtasks))
         if self.plan is not None:
             self._check_plan_cameras(self.plan)
@@ -303,15 +300,14 @@ class Contract:
     def load(cls, folder: Path | str) -> "Contract":
         """Read `contract.json` of `folder`."""
         path = Path(folder) / CONTRACT_FILE
+        if not path.exists():
+            raise SourceUnavailableError(f"{path}: no contract there; was this folder made by memer?")
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise SourceUnavailableError(
-                f"{path}: no contract there; was this folder made by memer?"
-            ) from None
-        except json.JSONDecodeError as error:
-            raise MemerError(f"{path}: not JSON ({error})") from None
-        return cls.from_dict(values, where=str(path))
+            return cls.from_dict(read_json(path), where=str(path))
+        except MemerError as error:
+            if str(path) in str(error):
+                raise
+            raise type(error)(f"{path}: {error}") from None
 
     def differences(self, other: "Contract") -> dict[str, tuple[Any, Any]]:
         """Dotted field name -> (ours, theirs) for every field that differs."""
@@ -343,6 +339,26 @@ class Contract:
             raise MemerError(
                 f"contract mismatch, {what}: {listed}; if meant, name the field in allow_mismatch=[...]"
             )
+
+
+def _frozen_statistics(statistics: object) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The statistics with tuples for lists.
+
+    Raises:
+        MemerError: they are no feature -> {name: list of numbers}.
+    """
+    if not isinstance(statistics, Mapping):
+        raise MemerError(f"Contract.statistics: {statistics!r}, must be a group of features")
+    frozen: dict[str, dict[str, tuple[float, ...]]] = {}
+    for feature, entries in statistics.items():
+        for key, numbers in entries.items() if isinstance(entries, Mapping) else [("entries", entries)]:
+            listed = isinstance(numbers, list | tuple)
+            if not listed or not all(isinstance(number, int | float) for number in numbers):
+                raise MemerError(
+                    f"Contract.statistics.{feature}.{key}: {numbers!r}, must be a list of numbers"
+                )
+        frozen[feature] = {key: tuple(numbers) for key, numbers in entries.items()}
+    return frozen
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from memer.episode import Episode, FrameSource, Segment, normalize_label
 from memer.errors import MemerError, UsageError
-from memer.settings import require, require_counts
+from memer.settings import require, require_counts, require_numbers
 from memer.similarity import grid_features
 
 
@@ -146,7 +146,13 @@ class Events:
     least_s: float = 1.0
 
     def __post_init__(self) -> None:
+        listed = isinstance(self.ignore, Sequence) and all(type(channel) is int for channel in self.ignore)
+        require(listed, self, "ignore", "a list of channels")
         object.__setattr__(self, "ignore", tuple(self.ignore))
+        require(type(self.channel) is int, self, "channel", "the number of a channel")
+        require_numbers(self, "quiet", "smooth_s", "pause_s", "least_s")
+        if self.threshold is not None:
+            require_numbers(self, "threshold")
         require(self.gripper or self.pauses, self, "gripper", "true where pauses is false")
         require(self.feature in ("action", "state"), self, "feature", "action or state")
         require(0 < self.quiet < 1, self, "quiet", "a share between 0 and 1")
@@ -221,9 +227,13 @@ class ChangePoint:
     max_pictures: int = 1000
 
     def __post_init__(self) -> None:
+        listed = isinstance(self.cameras, Sequence) and not isinstance(self.cameras, str)
+        require(listed, self, "cameras", "a list of camera keys")
         object.__setattr__(self, "cameras", tuple(self.cameras))
+        require_numbers(self, "penalty", "least_s")
         require(0 < self.penalty < 1, self, "penalty", "a share between 0 and 1")
         require_counts(self, grid=1, max_pictures=2)
+        require(self.grid <= 64, self, "grid", "at most 64 cells per side")
         require(self.least_s >= 0, self, "least_s", "seconds, not negative")
 
     def cuts(self, episode: Episode) -> list[Cut]:

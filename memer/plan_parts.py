@@ -9,6 +9,7 @@ from memer.artifact import load_part
 from memer.contract import Contract
 from memer.errors import MemerError
 from memer.plan_settings import PlanSettings
+from memer.settings import check_count
 
 #: Contract fields that two parts must agree on; the others concern one of them alone.
 SHARED_FIELDS = ("fps", "cameras", "plan.canvas", "plan.plan_frames", "plan.head_camera")
@@ -29,9 +30,12 @@ def load_parts(
         steps: Euler steps of world model and executor; None keeps theirs.
 
     Raises:
+        UsageError: fewer steps than one.
         SourceUnavailableError: no such folder, or no exported one.
         MemerError: damaged, or another part than its role asks for.
     """
+    if steps is not None:
+        check_count("steps", steps, least=1)
     parts = {name: load_part(folder, device=device) for name, folder in folders.items()}
     for name, part in parts.items():
         if not hasattr(part, METHODS[name]):

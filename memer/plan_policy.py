@@ -13,7 +13,7 @@ import copy
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from memer.executors.base import (
 from memer.plan_records import ChunkLog, SegmentEnd, SegmentLog, SegmentMemory
 from memer.plan_settings import PlanSettings
 from memer.progress import ProgressGate, UpdateRule, align_progress
+from memer.settings import check_count
 from memer.similarity import PlanSimilarity
 from memer.windows import bucket_last_indices
 
@@ -87,8 +88,10 @@ class MapWamPolicy:
             raise UsageError("MapWamPolicy: the contract has no plan settings; train or export with them")
         self.plan: PlanSettings = contract.plan
         _check(self.plan, visual, replan=replan, calibration=calibration, check_every=check_every)
-        if max_segment_steps is not None and max_segment_steps < 1:
-            raise UsageError(f"max_segment_steps: {max_segment_steps}, must be at least 1, or null")
+        if max_segment_steps is not None:
+            check_count("max_segment_steps", max_segment_steps, least=1, note=", or null")
+        if update_rule not in get_args(UpdateRule):
+            raise UsageError(f"update_rule: {update_rule!r}, must be {' or '.join(get_args(UpdateRule))}")
         self._follows_latents = self.plan.plan_encoding == "episodic"
         if self._follows_latents:
             _hand_over(visual, executor, check_only=True)
@@ -319,16 +322,16 @@ def head_view(views: Mapping[str, Any], contract: Contract) -> Pixels:
 def _check(
     plan: PlanSettings, visual: VisualPlanner | None, *, replan: int, calibration: str, check_every: int
 ) -> None:
-    if not 1 <= replan <= plan.action_horizon:
-        raise UsageError(f"replan: {replan}, must be in 1..{plan.action_horizon}, the action horizon")
+    check_count("replan", replan, least=1, most=plan.action_horizon, note=", the action horizon")
     if calibration not in ("alignment", "none"):
         raise UsageError(f"calibration: {calibration!r}, must be alignment or none")
     blind = plan.visual_plan == "none" or plan.executor_context == "full_history"
     if (visual is None) != blind:
         there = "there is none" if visual is None else "one was given"
+        way_out = "give one" if visual is None else "use visual=none"
         raise UsageError(
             f"visual planner: {there}, but the contract says visual_plan {plan.visual_plan!r}, "
-            f"executor_context {plan.executor_context!r}"
+            f"executor_context {plan.executor_context!r}; {way_out}"
         )
     if calibration == "alignment":
         why = (
@@ -340,8 +343,7 @@ def _check(
         )
         if why:
             raise UsageError(f"calibration: alignment is impossible, {why}; use calibration=none")
-    if check_every < 1:
-        raise UsageError(f"check_every: {check_every}, must be at least 1")
+    check_count("check_every", check_every, least=1)
     if plan.progress_mode == "classification" and plan.finish_margin < check_every:
         raise UsageError(
             f"check_every: {check_every} jumps over the {plan.finish_margin} frames (finish_margin) that "

@@ -5,10 +5,11 @@ Source: MaP-WAM specification, sections 3 (canvas), 4 (codec), 5 (text), 8 (exec
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any, Literal
 
 from memer.errors import UsageError
-from memer.settings import build, require, require_counts
+from memer.settings import build, require, require_counts, require_numbers
 
 #: Latent frames compress 4 RGB frames in every codec.
 TEMPORAL_RATIO = 4
@@ -107,6 +108,8 @@ class CodecSettings:
                 f"3 * {TEMPORAL_RATIO} * spatial_ratio^2 = {expected} for a patch codec",
             )
             require(not self.weights, self, "weights", "empty, a patch codec has none")
+        else:
+            require(bool(self.weights), self, "weights", "a hub id or folder, a wan codec has weights")
 
     @property
     def temporal_ratio(self) -> int:
@@ -134,10 +137,25 @@ class TextSettings:
 
     def __post_init__(self) -> None:
         require(self.kind in ("hashed", "umt5"), self, "kind", "hashed or umt5")
-        require("{text}" in self.template, self, "template", "a sentence with {text} in it")
+        require(
+            _fields(self.template) == {"text"},
+            self,
+            "template",
+            "a sentence with {text} in it and no other field",
+        )
         require_counts(self, max_tokens=1, dim=1)
         if self.kind == "hashed":
             require(not self.model, self, "model", "empty, the hashed encoder has none")
+        else:
+            require(bool(self.model), self, "model", "a hub id or folder, the umt5 encoder has weights")
+
+
+def _fields(template: str) -> set[str | None]:
+    """Names in braces; {None} where the braces do not fit."""
+    try:
+        return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError:
+        return {None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +217,7 @@ class PlanSettings:
         ):
             require(getattr(self, name) in accepted, self, name, " or ".join(accepted))
         require(type(self.progress_condition) is bool, self, "progress_condition", "true or false")
+        require_numbers(self, "action_clamp")
         require(self.action_clamp > 0, self, "action_clamp", "positive")
         require(
             self.plan_frames % TEMPORAL_RATIO == 0, self, "plan_frames", f"a multiple of {TEMPORAL_RATIO}"

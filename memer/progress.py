@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memer.canvas import crop
 from memer.errors import MemerError
 from memer.plan_settings import CanvasRegion
-from memer.settings import require, require_counts
+from memer.settings import check_count, check_share, require_counts
 from memer.similarity import PlanSimilarity, RgbMae
 
 UpdateRule = Literal["average_nearest2", "global_argmin", "soft"]
@@ -59,7 +59,7 @@ class ProgressGate:
     _scores: deque[float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require(0 < self.tau < 1, self, "tau", "between 0 and 1")
+        check_share(f"{type(self).__name__}.tau", self.tau)
         require_counts(self, window=1)
         self._scores = deque(maxlen=self.window)
 
@@ -111,13 +111,15 @@ def gate_window(shortest_segment: int, tau: float, largest: int = 8) -> int:
         tau: threshold of the gate.
         largest: bound on W.
 
+    Raises:
+        UsageError: a value out of its bounds.
+
     >>> [gate_window(length, 0.95) for length in (5, 12, 32, 71, 72, 500)]
     [1, 2, 4, 7, 8, 8]
     """
-    if shortest_segment < 1 or largest < 1 or not 0 < tau < 1:
-        raise ValueError(
-            f"shortest_segment {shortest_segment}, largest {largest}, tau {tau}: must be >= 1, >= 1, 0..1"
-        )
+    check_count("shortest_segment", shortest_segment, least=1)
+    check_count("window", largest, least=1)
+    check_share("tau", tau)
     return max(w for w in range(1, largest + 1) if w == 1 or shortest_segment >= shortest_for_gate(w, tau))
 
 

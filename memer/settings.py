@@ -1,5 +1,6 @@
 """Checked settings: what every dataclass of the contract is built and verified with."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -20,6 +21,40 @@ def require_counts(owner: object, **least: int) -> None:
     for name, bound in least.items():
         value = getattr(owner, name)
         require(type(value) is int and value >= bound, owner, name, f"an integer >= {bound}")
+
+
+def require_numbers(owner: object, *names: str) -> None:
+    """Raise a UsageError unless every named field is a finite number."""
+    for name in names:
+        value = getattr(owner, name)
+        require(type(value) in (int, float) and math.isfinite(value), owner, name, "a number")
+
+
+def check_count(name: str, value: object, *, least: int, most: int | None = None, note: str = "") -> None:
+    """Raise a UsageError unless a value that a user gives by name is a whole number within bounds.
+
+    Args:
+        name: as the user writes it.
+        value: what was given.
+        least: smallest accepted.
+        most: largest accepted, None without bound.
+        note: what follows the accepted values in the message.
+
+    >>> check_count("replan", 3, least=1, most=16)
+    """
+    if type(value) is not int or value < least or (most is not None and value > most):
+        accepted = f"at least {least}" if most is None else f"in {least}..{most}"
+        kind = "" if type(value) is int else "a whole number "
+        raise UsageError(f"{name}: {value!r}, must be {kind}{accepted}{note}")
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise a UsageError unless a value that a user gives by name is a number between 0 and 1, both excluded.
+
+    >>> check_share("tau", 0.95)
+    """
+    if type(value) not in (int, float) or not 0 < value < 1:  # type: ignore[operator]
+        raise UsageError(f"{name}: {value!r}, must be a number between 0 and 1")
 
 
 def build(kind: type[T], values: object, *, where: str) -> T:

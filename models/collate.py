@@ -89,6 +89,9 @@ class PlannerCollator:
         single_row: all samples in one row, for attention kernels that take sample boundaries.
     """
 
+    #: What it takes.
+    sample_type = PlannerSample
+
     def __init__(
         self,
         encoder: PromptEncoder,

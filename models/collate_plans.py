@@ -124,6 +124,9 @@ class VisualPlannerCollator:
         plan: settings of the contract.
     """
 
+    #: What it takes.
+    sample_type = VisualPlannerSample
+
     def __init__(self, plan: PlanSettings) -> None:
         self.plan = plan
 
@@ -176,6 +179,9 @@ class ExecutorCollator:
     Raises:
         MemerError: statistics are missing.
     """
+
+    #: What it takes.
+    sample_type = ExecutorSample
 
     def __init__(self, contract: Contract) -> None:
         self.plan = plan_of(contract)

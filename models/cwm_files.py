@@ -7,18 +7,23 @@ contract.json  provenance.json
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memer.contract import Contract
+from memer.errors import MemerError
 from memer.folders import read_json, write_json
+from models.collate_plans import plan_of
 from models.cwm import CausalWorldModel
 from models.wan import CausalWan
-from models.wan_files import TRANSFORMER_FOLDER, checked_artifact, load_transformer
+from models.wan_files import TRANSFORMER_FOLDER, check_fields, checked_artifact, load_transformer
 
 WORLD_MODEL_FILE = "world_model.json"
+#: Switches that the contract fixes.
+_OF_CONTRACT = ("plan_latents", "visual_plan", "target_text")
 
 
 def load_world_model(
@@ -35,13 +40,25 @@ def load_world_model(
         MemerError: a file is missing or was changed, or it is another model.
     """
     folder, contract = checked_artifact(path, WORLD_MODEL_FILE, kind="world model")
-    return read_world_model(folder).to(device).eval(), contract
+    model, plan = read_world_model(folder), plan_of(contract)
+    check_fields(model, plan, _OF_CONTRACT, where=folder / WORLD_MODEL_FILE)
+    shapes = SimpleNamespace(in_channels=plan.codec.channels, text_dim=plan.text.dim)
+    where = folder / TRANSFORMER_FOLDER / "config.json"
+    check_fields(model.transformer.config, shapes, list(vars(shapes)), where=where)
+    return model.to(device).eval(), contract
 
 
 def read_world_model(folder: Path) -> CausalWorldModel:
-    """The world model of a folder whose files were checked."""
+    """The world model of a folder whose files were checked.
+
+    Raises:
+        MemerError: weights or arguments do not load.
+    """
     transformer = load_transformer(folder / TRANSFORMER_FOLDER)
-    return CausalWorldModel(transformer, **read_json(folder / WORLD_MODEL_FILE))
+    try:
+        return CausalWorldModel(transformer, **read_json(folder / WORLD_MODEL_FILE))
+    except TypeError as error:
+        raise MemerError(f"{folder / WORLD_MODEL_FILE}: {error}") from None
 
 
 def save_world_model(

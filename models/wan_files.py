@@ -1,6 +1,6 @@
 """Initial weights and exported folders of the models on a Wan transformer: finding, loading, checking."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,7 +8,7 @@ from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 
 from memer.artifact import verify_artifact
-from memer.contract import Contract
+from memer.contract import CONTRACT_FILE, Contract
 from memer.errors import MemerError, SourceUnavailableError
 from memer.weights import WeightFiles
 from models.collate_plans import plan_of
@@ -108,6 +108,21 @@ def checked_artifact(path: Path | str, marker: str, *, kind: str) -> tuple[Path,
     contract = Contract.load(folder)
     plan_of(contract)
     return folder, contract
+
+
+def check_fields(found: object, meant: object, names: Sequence[str], *, where: Path) -> None:
+    """Refuse a model whose sizes and switches are not those of the contract beside it.
+
+    Raises:
+        MemerError: naming the first of the fields `names` that differs, with both values.
+    """
+    for name in names:
+        ours, theirs = getattr(found, name), getattr(meant, name)
+        if ours != theirs:
+            raise MemerError(
+                f"{where}: {name} {ours!r}, {CONTRACT_FILE} beside it means {theirs!r}; export or copy the "
+                "folder again"
+            )
 
 
 def _first_line(error: Exception) -> str:

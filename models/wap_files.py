@@ -17,10 +17,10 @@ from memer.contract import Contract
 from memer.errors import MemerError
 from memer.folders import read_json, write_json
 from memer.weights import WEIGHTS_FILE
-from models.collate_plans import normalizers
-from models.wan_files import checked_artifact
+from models.collate_plans import normalizers, plan_of
+from models.wan_files import check_fields, checked_artifact
 from models.wap import WapModel
-from models.wap_settings import WapSettings
+from models.wap_settings import OF_CONTRACT, WapSettings
 
 EXECUTOR_FILE = "executor.json"
 
@@ -38,10 +38,23 @@ def load_executor(path: Path | str, *, device: torch.device | str = "cpu") -> tu
     """
     folder, contract = checked_artifact(path, EXECUTOR_FILE, kind="executor")
     try:
-        normalizers(contract)
+        states, actions = normalizers(contract)
     except MemerError as error:
         raise MemerError(f"{folder}: {error}") from None
-    return read_executor(folder).to(device).eval(), contract
+    model = read_executor(folder)
+    settings = model.settings
+    meant = WapSettings.from_plan(
+        plan_of(contract),
+        action_dim=actions.dim,
+        state_dim=states.dim,
+        video=settings.video,
+        action=settings.action,
+        progress=settings.progress,
+        freq_dim=settings.freq_dim,
+        video_prediction=settings.video_prediction,
+    )
+    check_fields(settings, meant, OF_CONTRACT, where=folder / EXECUTOR_FILE)
+    return model.to(device).eval(), contract
 
 
 def read_executor(folder: Path) -> WapModel:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from memer.errors import UsageError
 from memer.flow import Prediction, Weighting
 from memer.plan_settings import LATENT_PATCH, PlanSettings
-from memer.settings import build, require, require_counts
+from memer.settings import build, require, require_counts, require_numbers
 from models.mot import ExpertSize
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -27,6 +27,16 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "action_progress": ("joint", "separate"),
     "attention": ("grouped", "masked"),
 }
+
+
+#: Fields that the contract fixes: its plan, and the dimensions of its statistics.
+OF_CONTRACT = (
+    *("channels", "latent_height", "latent_width", "text_dim", "text_tokens", "action_dim", "state_dim"),
+    *("action_horizon", "future_latents", "plan_latents", "visual_plan", "progress_mode"),
+    *("progress_condition", "executor_context", "target_text"),
+)
+#: Fields that have arguments of their own in `from_plan`.
+_SIZES = ("video", "action", "progress", "freq_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +134,10 @@ class WapSettings:
             require(
                 value > 0 and value % LATENT_PATCH == 0, self, name, f"a positive multiple of {LATENT_PATCH}"
             )
+        weights = ("lambda_video", "lambda_action", "lambda_progress", "plan_noise", "condition_jitter")
+        require_numbers(self, "shift", *weights)
         require(self.shift > 0, self, "shift", "positive")
-        for name in ("lambda_video", "lambda_action", "lambda_progress", "plan_noise", "condition_jitter"):
+        for name in weights:
             require(getattr(self, name) >= 0, self, name, "zero or more")
         if self.video.hidden != self.video.attention_dim:
             raise UsageError(
@@ -200,7 +212,16 @@ class WapSettings:
         freq_dim: int,
         **options: Any,
     ) -> "WapSettings":
-        """Settings whose shapes and switches are those of the contract; `options` are this class' others."""
+        """Settings whose shapes and switches are those of the contract; `options` are this class' others.
+
+        Raises:
+            UsageError: an option that the contract fixes, or that does not exist.
+        """
+        for name in options:
+            if name in OF_CONTRACT or name not in cls.__dataclass_fields__:
+                why = "fixed by the contract's plan" if name in OF_CONTRACT else "unknown"
+                free = sorted(set(cls.__dataclass_fields__) - set(OF_CONTRACT) - set(_SIZES))
+                raise UsageError(f"settings.{name}: {why}; there are: {', '.join(free)}")
         return cls(
             video=video,
             action=action,

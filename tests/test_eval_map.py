@@ -1,6 +1,7 @@
 """`eval=map_wam`: oracles, exported models, what does not fit, continuing a stopped evaluation."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,21 @@ def test_a_stopped_evaluation_continues(tmp_path, monkeypatch):
         (["executor=/nowhere"], "/nowhere"),
         (["oracle_contract.plan.visual_plan=maybe"], "visual_plan: 'maybe'"),
         (["batch_size=0"], "batch_size: 0"),
+        (["batch_size=x"], "batch_size: 'x', must be a whole number"),
+        (["env.num_episodes=1.5"], "env.num_episodes: 1.5, must be a whole number"),
+        (["env.first_episode=-1"], "env.first_episode: -1"),
+        (["seed=-1"], "seed: -1"),
+        (["steps=0"], "steps: 0, must be at least 1"),
+        (["tau=2"], "tau: 2, must be a number between 0 and 1"),
+        (["tau=x", "window=4"], "tau: 'x', must be a number"),
+        (["window=0"], "window: 0, must be auto or a number"),
+        (["num_demonstrations=0"], "num_demonstrations: 0, must be at least 1"),
+        (["update_rule=average"], "update_rule: 'average', must be average_nearest2"),
+        (["max_segment_steps=1.5"], "max_segment_steps: 1.5"),
+        (["check_every=x"], "check_every: 'x'"),
+        (["visual=null"], "visual: None, must be oracle or the folder"),
+        (["policy=/somewhere"], "policy: '/somewhere'"),
+        (["oracle_contract.plan.executor_context=full_history"], "use visual=none"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, overrides, words):
@@ -148,3 +164,26 @@ def test_parts_that_do_not_fit_are_refused(tmp_path, exports, parts, more, words
 def test_an_export_under_the_wrong_role_is_refused(tmp_path, exports):
     with pytest.raises(MemerError, match=r"executor=.*is a ModelVisualPlanner"):
         run(tmp_path / "refused", f"executor={exports['visual']}")
+
+
+class OtherTask:
+    """A language planner that learned another task."""
+
+    contract = replace(plan_contract(), subtasks=("swap the blocks",))
+
+    def next(self, instruction, done, images):
+        return "swap the blocks"
+
+
+def test_a_language_planner_of_another_task_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("conf.evaluate.map_wam.load_parts", lambda *_, **__: {"language": OtherTask()})
+    monkeypatch.setattr("conf.evaluate.map_wam.joint_contract", lambda *_, **__: plan_contract())
+    with pytest.raises(
+        MemerError, match=r"its 1 subtasks \(first 'swap the blocks'\) are none of task press_b"
+    ):
+        run(tmp_path / "refused", "language=/somewhere")
+
+
+def test_a_device_that_does_not_exist_is_named(tmp_path, exports):
+    with pytest.raises(MemerError, match="device: 'cdua', must be cpu or cuda"):
+        run(tmp_path / "refused", *models(exports, "executor"), "device=cdua")

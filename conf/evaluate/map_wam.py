@@ -10,7 +10,7 @@ from tqdm import tqdm
 from conf.evaluate.record import finish, open_journal, print_figures, record_episodes, run_facts
 from conf.evaluate.tabletop import check_environment, chosen_episodes, demonstrations, play, played_dataset
 from memer.contract import CameraLayout, Contract
-from memer.errors import UsageError
+from memer.errors import MemerError, UsageError
 from memer.executors.base import Executor, LanguagePlanner, VisualPlanner
 from memer.executors.oracles import ExecutorOracle, LanguageOracle, VisualOracle
 from memer.executors.table import TablePlanner
@@ -21,18 +21,26 @@ from memer.plan_log import PlanLog
 from memer.plan_parts import joint_contract, load_parts, plan_of, possible_calibration, without_visual
 from memer.plan_policy import MapWamPolicy
 from memer.progress import gate_window
+from memer.settings import check_count
 from memer.tabletop.perturbations import FPS
 from memer.tabletop.tasks import world_class
 
 #: The gate averages so many executed actions at most.
 LARGEST_WINDOW = 8
+#: The parts of a policy.
+ROLES = ("language", "visual", "executor")
 
 
 def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
     """Play tabletop episodes and write the results."""
     out, started, env = Path(cfg["run_dir"]), time.time(), cfg["env"]
     world_class(env["task"])  # a mistyped task is named before anything else
+    if cfg["policy"] is not None:
+        raise UsageError(f"policy: {cfg['policy']!r}, this policy has parts: language=, visual=, executor=")
     chosen = chosen_episodes(env)
+    for name, least in (("seed", 0), ("batch_size", 1), ("steps", 1)):
+        if cfg[name] is not None:  # null: what the exports bring
+            check_count(name, cfg[name], least=least)
     policy, window = _policy(cfg)
     journal = open_journal(out, cfg, policy.contract, window=window)
     todo = [index for index in chosen if index not in journal.finished]
@@ -48,7 +56,7 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
         record_episodes(journal, rollouts, bar)
     dataset = played_dataset(env, policy.contract, chosen)
     facts = run_facts(cfg, policy.contract, dataset, started=started, resumed=len(chosen) - len(todo))
-    parts = {name: cfg[name] for name in ("language", "visual", "executor")}
+    parts = {name: cfg[name] for name in ROLES}
     settings = {"tau": cfg["tau"], "window": window, "calibration": policy.calibration}
     summary = write_map_wam(
         out, journal, episodes=chosen, facts={**facts, **parts, **settings}, seed=cfg["seed"]
@@ -60,11 +68,10 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
 
 def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
     """The policy of three parts, and the gate's window."""
-    folders = {
-        name: cfg[name]
-        for name in ("language", "visual", "executor")
-        if cfg[name] not in ("oracle", "table", "none")
-    }
+    for name in ROLES:
+        if not isinstance(cfg[name], str):
+            raise UsageError(f"{name}: {cfg[name]!r}, must be oracle or the folder of an exported part")
+    folders = {name: cfg[name] for name in ROLES if cfg[name] not in ("oracle", "table", "none")}
     parts = load_parts(folders, device=cfg["device"], steps=cfg["steps"])
     contract = _contract(cfg, folders)
     check_environment(contract, cfg, what="policy")
@@ -109,12 +116,29 @@ def _oracle_contract(cfg: Mapping[str, Any]) -> Contract:
 
 def _language(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contract) -> LanguagePlanner:
     if "language" in loaded:
+        _check_vocabulary(loaded["language"], cfg)
         return loaded["language"]  # type: ignore[no-any-return]
     if cfg["language"] == "table":
         return TablePlanner.from_episodes(demonstrations(cfg["env"], cfg["num_demonstrations"]))
     if cfg["language"] == "none":
         raise UsageError("language: 'none', must be oracle, table or the folder of an exported planner")
     return LanguageOracle(contract)
+
+
+def _check_vocabulary(planner: Any, cfg: Mapping[str, Any]) -> None:
+    """Refuse a planner that learned none of the subtasks of this task.
+
+    Raises:
+        MemerError: naming what it knows and what the task has.
+    """
+    known = planner.contract.subtasks
+    first = next(demonstrations(cfg["env"], 1))
+    asked = {segment.label for segment in first.segments}
+    if known and not asked & set(known):
+        raise MemerError(
+            f"language={cfg['language']}: its {len(known)} subtasks (first {known[0]!r}) are none of task "
+            f"{cfg['env']['task']} (first {first.segments[0].label!r}); give a planner trained on this task"
+        )
 
 
 def _visual(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contract) -> VisualPlanner | None:
@@ -139,8 +163,8 @@ def _executor(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contr
 
 def _window(cfg: Mapping[str, Any]) -> int:
     if cfg["window"] != "auto":
-        if type(cfg["window"]) is not int:
-            raise UsageError(f"window: {cfg['window']!r}, must be auto or a number of actions")
+        if type(cfg["window"]) is not int or cfg["window"] < 1:
+            raise UsageError(f"window: {cfg['window']!r}, must be auto or a number of actions, at least 1")
         return cfg["window"]
     found = demonstrations(cfg["env"], cfg["num_demonstrations"])
     shortest = min(segment.end - segment.start for episode in found for segment in episode.segments)

@@ -5,7 +5,8 @@ from typing import Any
 
 from memer.contract import Contract
 from memer.episode import Episode
-from memer.errors import MemerError, UsageError
+from memer.errors import MemerError
+from memer.settings import check_count
 from memer.tabletop import CAMERA_KEYS, demonstrate, make_env
 from memer.tabletop.env import TabletopEnv
 from memer.tabletop.perturbations import FPS
@@ -15,10 +16,10 @@ def chosen_episodes(env: Mapping[str, Any]) -> list[int]:
     """Numbers of the episodes to play.
 
     Raises:
-        UsageError: fewer than one.
+        UsageError: fewer than one, or a value of `env` that is no number.
     """
-    if env["num_episodes"] < 1:
-        raise UsageError(f"env.num_episodes: {env['num_episodes']}, must be at least 1")
+    for name, least in (("num_episodes", 1), ("first_episode", 0), ("seed", 0), ("frame_size", 1)):
+        check_count(f"env.{name}", env[name], least=least)
     return list(range(env["first_episode"], env["first_episode"] + env["num_episodes"]))
 
 
@@ -35,7 +36,12 @@ def play(env: Mapping[str, Any], index: int) -> TabletopEnv:
 
 
 def demonstrations(env: Mapping[str, Any], count: int) -> Iterator[Episode]:
-    """Training demonstrations of the task, with small pictures: for statistics of their labels."""
+    """Training demonstrations of the task, with small pictures: for statistics of their labels.
+
+    Raises:
+        UsageError: fewer than one.
+    """
+    check_count("num_demonstrations", count, least=1)
     for index in range(count):
         yield demonstrate(env["task"], split="train", index=index, seed=env["seed"], frame_size=16)
 

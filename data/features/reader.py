@@ -16,7 +16,7 @@ from data.features.layout import (
     TEXTS_FILE,
     latents_name,
 )
-from data.files import read_json
+from data.files import read_json, read_manifest
 from memer.errors import MemerError, UsageError
 
 #: Mapped files kept open per process.
@@ -38,12 +38,13 @@ class FeatureSet:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self.manifest: dict[str, Any] = read_json(self.root / MANIFEST_FILE, missing=_AGAIN)
-        if self.manifest.get("format") != FORMAT_VERSION:
-            raise MemerError(
-                f"{self.root / MANIFEST_FILE}: format {self.manifest.get('format')!r}, this program reads "
-                f"{FORMAT_VERSION}; {_AGAIN}"
-            )
+        self.manifest = read_manifest(
+            self.root / MANIFEST_FILE,
+            format_version=FORMAT_VERSION,
+            kind="features",
+            fields=("key", "files", "episodes", "texts"),
+            missing=_AGAIN,
+        )
         for name, size in self.manifest["files"].items():
             path = self.root / name
             found = path.stat().st_size if path.exists() else None
@@ -123,7 +124,11 @@ class FeatureSet:
     def _array(self, name: str) -> NDArray[Any]:
         found = self._open.get(name)
         if found is None:
-            found = self._open[name] = np.load(self.root / name, mmap_mode="r", allow_pickle=False)
+            try:
+                found = np.load(self.root / name, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise MemerError(f"{self.root / name}: cannot be read ({error}); {_AGAIN}") from None
+            self._open[name] = found
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(name)

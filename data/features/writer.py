@@ -32,6 +32,7 @@ from data.sources import json_hash
 from data.views.base import PlanView
 from data.views.frames import FrameCache
 from memer.canvas import to_signed
+from memer.devices import checked_device
 from memer.errors import MemerError, UsageError
 
 
@@ -76,6 +77,7 @@ class FeatureSettings:
             raise UsageError(f"dtype: {self.dtype!r}, must be {' or '.join(DTYPES)}")
         if self.batch_size < 1:
             raise UsageError(f"batch_size: {self.batch_size!r}, must be >= 1")
+        checked_device(self.device)
 
 
 def build_features(

@@ -14,6 +14,7 @@ from data.rmbench.annotations import ANNOTATION_FILE, MergeRule, load_annotation
 from data.rmbench.recording import RecordedFrames, camera_names, opened, picture_key, read_positions
 from memer.episode import Episode, InstructionSpan, Segment
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.settings import check_count
 
 #: The simulation runs at 250 Hz and every 15th step is kept. Primitives add one frame at their start and end,
 #: so the clock is nominal: address by frame, never by seconds.
@@ -67,14 +68,16 @@ class RMBenchReader:
     ) -> None:
         if instruction_set not in ("seen", "unseen"):
             raise UsageError(f"source.instruction_set={instruction_set!r}, must be seen or unseen")
-        if instruction_number < 0:
-            raise UsageError(f"source.instruction_number={instruction_number!r}, must not be negative")
-        if instruction is not None and not instruction.strip():
+        check_count("source.instruction_number", instruction_number, least=0)
+        if instruction is not None and not str(instruction).strip():
             raise UsageError("source.instruction is empty; leave it out to take the data set's texts")
         self.root = Path(root)
         self.instruction_set: Literal["seen", "unseen"] = instruction_set
         self.instruction_number = instruction_number
-        self.instruction = instruction
+        self.instruction = None if instruction is None else str(instruction)
+        for option, value in (("repeatable", repeatable), ("groups", groups)):
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise UsageError(f"source.{option}={value!r}, must be a list")
         self.rule = MergeRule(merge=merge, repeatable=tuple(repeatable), groups=_group_sizes(groups))
         self.swap_channels = swap_channels
         task = self.root.resolve()
@@ -241,7 +244,7 @@ def _recordings(root: Path) -> dict[int, Path]:
 def _group_sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for row in rows:
-        if set(row) != {"text", "entries"}:
-            raise UsageError(f"source.groups: {dict(row)}, must be {{text: TEXT, entries: N}}")
+        if not isinstance(row, Mapping) or set(row) != {"text", "entries"}:
+            raise UsageError(f"source.groups: {row}, must be {{text: TEXT, entries: N}}")
         sizes[str(row["text"])] = row["entries"]
     return sizes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.files import read_json
+from data.files import read_manifest
 from data.shards.layout import FORMAT_VERSION, INDEX_FILE, MANIFEST_FILE, PartEntry
 from data.shards.statistics import Moments
 from data.shards.writer import combined_statistics
@@ -132,14 +132,13 @@ class ShardSet:
 
     def __init__(self, root: Path | str, *, name: str | None = None) -> None:
         self.root = Path(root)
-        self.manifest: dict[str, Any] = read_json(
-            self.root / MANIFEST_FILE, missing="make it with python -m data.build ... out=DIR"
+        self.manifest = read_manifest(
+            self.root / MANIFEST_FILE,
+            format_version=FORMAT_VERSION,
+            kind="shards",
+            fields=("source", "episodes", "shards", "index"),
+            missing="make it with python -m data.build ... out=DIR",
         )
-        if self.manifest.get("format") != FORMAT_VERSION:
-            raise MemerError(
-                f"{self.root / MANIFEST_FILE}: format {self.manifest.get('format')!r}, this program reads "
-                f"{FORMAT_VERSION}; build the shards again"
-            )
         self.name = name or str(self.manifest["source"])
         self.contract = Contract.load(self.root)
         self._check_sizes()

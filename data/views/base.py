@@ -40,10 +40,12 @@ class View(Protocol):
     Attributes:
         contract: the data's, with the run's choices.
         columns: columns of the episode table that the samples hold; their sizes must agree in a mixture.
+        sample_type: class of its samples.
     """
 
     contract: Contract
     columns: tuple[str, ...]
+    sample_type: type
 
     def targets(self, segments: Sequence[Segment], *, num_frames: int) -> Any:
         """What the labels of one episode ask for; needs no frames.

@@ -88,6 +88,8 @@ class ExecutorView:
         UsageError: a value or a switch of the plan that this view cannot serve.
     """
 
+    sample_type: type = ExecutorSample
+
     def __init__(
         self,
         contract: Contract,
@@ -107,8 +109,8 @@ class ExecutorView:
         ):
             if value not in accepted:
                 raise UsageError(f"view.{name}: {value!r}, must be {' or '.join(accepted)}")
-        if sample_stride < 1:
-            raise UsageError(f"view.sample_stride: {sample_stride!r}, must be >= 1")
+        if type(sample_stride) is not int or sample_stride < 1:
+            raise UsageError(f"view.sample_stride: {sample_stride!r}, must be a number >= 1")
         if self.plan.executor_context == "full_history":
             raise UsageError(
                 "contract.plan.executor_context: full_history is for latency measurements; samples hold a "
@@ -122,7 +124,7 @@ class ExecutorView:
         self.sample_stride = sample_stride
         self.tail = tail
         self.progress_pad = progress_pad
-        self.gripper = tuple(gripper)
+        self.gripper = self._dimensions(gripper)
 
     def targets(self, segments: Sequence[Segment], *, num_frames: int) -> SegmentTargets:
         """The segments, checked, with the last supervised frame of each."""
@@ -278,6 +280,18 @@ class ExecutorView:
         """The steps' frames, what follows the last one, and the plan's frames."""
         frames = clip_steps * self.sample_stride + self.plan.action_horizon + 1 + self.plan.plan_frames
         return frames * self.frame_bytes
+
+    def _dimensions(self, gripper: object) -> tuple[int, ...]:
+        """The gripper's dimensions, if actions have them."""
+        values = next(iter(self.contract.statistics.get("action", {}).values()), ())
+        listed = gripper if isinstance(gripper, Sequence) and not isinstance(gripper, str) else [gripper]
+        for number in listed:
+            if type(number) is not int or (values and not -len(values) <= number < len(values)):
+                raise UsageError(
+                    f"view.gripper: {gripper!r}, must be a list of dimensions"
+                    + (f" of the actions, {-len(values)}..{len(values) - 1}" if values else "")
+                )
+        return tuple(listed)
 
     def _finished(self, segment: Segment, t: int) -> bool:
         return segment.end - 1 - t < self.plan.finish_margin

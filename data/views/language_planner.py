@@ -45,6 +45,8 @@ class LanguagePlannerView:
         UsageError: no plan settings, or another prompt form.
     """
 
+    sample_type: type = PlannerSample
+
     def __init__(self, contract: Contract, *, emit_done: bool = False) -> None:
         if contract.prompt.form != "segments":
             raise UsageError(

@@ -78,6 +78,8 @@ class PlannerView:
         augmentation: noise on memory images, off when None.
     """
 
+    sample_type: type = PlannerSample
+
     def __init__(
         self,
         contract: Contract,

@@ -51,6 +51,8 @@ class VisualPlannerView:
         UsageError: no plan settings, or none of a visual plan.
     """
 
+    sample_type: type = VisualPlannerSample
+
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
         self.columns: tuple[str, ...] = ()
@@ -58,6 +60,11 @@ class VisualPlannerView:
         self.features: Mapping[str, FeatureReader] = {}
         if self.plan.visual_plan == "none":
             raise UsageError("contract.plan.visual_plan: none, so there is no visual planner to train")
+        if self.plan.executor_context == "full_history":
+            raise UsageError(
+                "contract.plan.executor_context: full_history takes the visual plan's place, so there is no "
+                "visual planner to train; use plan"
+            )
 
     def targets(self, segments: Sequence[Segment], *, num_frames: int) -> tuple[Segment, ...]:
         """The segments, checked."""

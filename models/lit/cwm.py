@@ -4,7 +4,8 @@ Evidence are latents of real frames (teacher forcing); the latents of an episode
 its plan frames, so that training and run time, which encodes as a stream, see the same numbers.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from memer.contract import Contract
 from memer.errors import MemerError, UsageError
 from memer.plan_settings import LATENT_PATCH
 from memer.sample import VisualPlannerSample
+from memer.settings import check_count
 from models.codec import plan_psnr
 from models.collate_plans import VisualPlannerBatch, VisualPlannerCollator
 from models.cwm import CausalWorldModel
@@ -76,6 +78,13 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
         fixed = [name for name in _FIXED if name in transformer]
         if fixed:
             raise UsageError(f"transformer.{fixed[0]}: fixed by contract.plan, leave it out")
+        _check_names("transformer", transformer, CausalWan.__init__)
+        _check_names("method", method or {}, CausalWorldModel.__init__)
+        for name, value in transformer.items():
+            if name.startswith("num_") or name.endswith("_dim"):
+                check_count(f"transformer.{name}", value, least=1)
+        if (head_dim := transformer.get("attention_head_dim", 2)) % 2:
+            raise UsageError(f"transformer.attention_head_dim: {head_dim}, must be even")
         self.transformer = dict(transformer)
         self.base = None if base is None else str(base)
         self.prediction = prediction
@@ -265,3 +274,11 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
 def own_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The module's state under the transformer's own names."""
     return {name.removeprefix("model.transformer."): tensor for name, tensor in weights.items()}
+
+
+def _check_names(group: str, values: Mapping[str, Any], target: Callable[..., Any]) -> None:
+    """Refuse arguments that `target` does not take, before anything is built."""
+    known = set(inspect.signature(target).parameters) - {"self", "transformer"}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UsageError(f"{group}.{unknown[0]}: unknown; known: {', '.join(sorted(known))}")

@@ -20,6 +20,7 @@ from memer.canvas import to_signed
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
 from memer.plan_settings import PlanSettings
+from memer.settings import check_count
 from models.codec import VisualCodec, make_codec
 from models.collate_plans import Batch, plan_of
 from models.lit.window import check_step
@@ -100,6 +101,8 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_count("max_sampled", max_sampled, least=0)
+        check_count("sample_steps", sample_steps, least=1)
         self.contract = contract if isinstance(contract, Contract) else Contract.from_dict(contract)
         self.plan = plan_of(self.contract)
         self.optim = optim if isinstance(optim, OptimSettings) else OptimSettings(**optim)
@@ -235,7 +238,8 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         """Refuse weights that do not belong to this model.
 
         Raises:
-            MemerError: another contract, or tensors missing, unknown or of another shape, with counts.
+            MemerError: another contract, other settings of the model, or tensors missing, unknown or of
+                another shape, with counts.
         """
         self.configure_model()
         ours, found = self._shapes, checkpoint["state_dict"]
@@ -248,6 +252,17 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
             )
         theirs = Contract.from_dict(checkpoint["memer"]["contract"], where="checkpoint")
         theirs.check_same(self.contract, what="checkpoint against run")
+        # What weights mean may differ where their shapes do not, e.g. the kind of prediction.
+        before = checkpoint.get("hyper_parameters", {})
+        for name in self.own_settings:
+            if name not in before or name.endswith("base"):
+                continue
+            differ = _differing(name, before[name], self.hparams[name])
+            if differ:
+                field, old, new = differ
+                raise MemerError(
+                    f"checkpoint: {field}: {old!r} before, {new!r} now; restore it, or start another run_id"
+                )
 
     def remember_settings(self) -> None:
         """Put the arguments into the checkpoint as plain JSON values, readable with weights_only=True."""
@@ -258,3 +273,11 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
             **{name: getattr(self, name) for name in names},
         }
         self.save_hyperparameters(json.loads(json.dumps(values)), logger=False)
+
+
+def _differing(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | None:
+    """(dotted name, old, new) of the first value that differs, None where none does."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        pairs = ((f"{name}.{key}", old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()))
+        return next((found for pair in pairs if (found := _differing(*pair))), None)
+    return None if old == new else (name, old, new)

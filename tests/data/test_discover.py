@@ -61,6 +61,7 @@ def test_a_labeler_travels_to_a_worker():
     [
         ({"method": "vlm"}, "labels.method='vlm', must be one of uniform, events, change_point"),
         ({"existing": "merge"}, "labels.existing='merge'"),
+        ({"label": 3}, "labels.label=3, must be a text"),
         ({"method": "uniform"}, "labels.uniform: .*count"),
         ({"events": {"loud": 1}}, "labels.events: .*loud"),
         ({"method": "uniform", "uniform": {"count": 0}}, "Uniform.count: 0"),

@@ -15,7 +15,8 @@ from data.views.executor import ExecutorViewConfig
 from data.views.language_planner import LanguagePlannerViewConfig
 from data.views.visual_planner import VisualPlannerViewConfig
 from memer.episode import Episode
-from memer.errors import MemerError
+from memer.errors import MemerError, UsageError
+from memer.sample import VisualPlannerSample
 from tests.data.plans import plan_values, shown
 from tests.data.synthetic import LAYOUT, SyntheticSource
 
@@ -143,3 +144,14 @@ def test_an_episode_without_segments_is_named(roots: Path, tmp_path: Path, kind:
     (tmp_path / "s" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(MemerError, match=r"episode 4 of demos .*: segments: none; label the episode"):
         module(roots, VIEWS[kind][0], train={"demos": {"root": tmp_path / "s"}}, val=None)
+
+
+def test_a_model_of_other_samples_is_refused(roots: Path) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return samples
+
+    collate.sample_type = VisualPlannerSample
+    with pytest.raises(
+        UsageError, match="view: makes ExecutorSamples, the model trains on VisualPlannerSamples"
+    ):
+        module(roots, VIEWS["executor"][0]).bind(collate)

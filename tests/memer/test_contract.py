@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,24 @@ def test_the_plans_cameras_must_be_the_contracts() -> None:
         make_contract(plan=plan)
     with pytest.raises(UsageError, match=r"plan.head_camera: no camera 'top'"):
         make_contract(plan=make_plan(head_camera="top"))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        (None, r"contract.json: Contract.statistics: None, must be a group of features"),
+        ({"action": 3}, r"statistics.action.entries: 3, must be a list of numbers"),
+        ({"action": {"mean": ["a"]}}, r"statistics.action.mean: \['a'\], must be a list of numbers"),
+    ],
+)
+def test_damaged_statistics_are_named_with_the_file(tmp_path: Path, statistics, message: str) -> None:
+    values = {**make_contract().to_dict(), "statistics": statistics}
+    (tmp_path / "contract.json").write_text(json.dumps(values))
+    with pytest.raises(MemerError, match=message):
+        Contract.load(tmp_path)
+
+
+def test_a_contract_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    (tmp_path / "contract.json").write_text("[]")
+    with pytest.raises(MemerError, match=r"contract.json: expected a JSON object, found list"):
+        Contract.load(tmp_path)

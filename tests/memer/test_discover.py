@@ -171,7 +171,13 @@ def test_the_surer_of_two_close_cuts_stays():
         (lambda: Uniform(count=0), r"Uniform.count: 0, must be an integer >= 1"),
         (lambda: Events(gripper=False, pauses=False), r"Events.gripper: False, must be true where pauses"),
         (lambda: Events(quiet=1.5), r"Events.quiet: 1.5"),
+        (lambda: Events(quiet="x"), r"Events.quiet: 'x', must be a number"),
+        (lambda: Events(channel="x"), r"Events.channel: 'x', must be the number of a channel"),
+        (lambda: Events(threshold="x"), r"Events.threshold: 'x', must be a number"),
+        (lambda: Events(ignore=["x"]), r"Events.ignore: \['x'\], must be a list of channels"),
         (lambda: ChangePoint(penalty=0.0), r"ChangePoint.penalty: 0.0"),
+        (lambda: ChangePoint(grid=1000), r"ChangePoint.grid: 1000, must be at most 64"),
+        (lambda: ChangePoint(cameras="base"), r"ChangePoint.cameras: 'base', must be a list"),
     ],
 )
 def test_bad_settings_are_refused(provider, message):

@@ -83,7 +83,7 @@ def test_what_does_not_fit_together_is_refused(changes, message):
 
 def test_the_canvas_must_fit_codec_and_patch():
     head = CanvasRegion(camera="head", y=0, x=0, height=240, width=320)
-    codec = CodecSettings(kind="wan", spatial_ratio=16, channels=48)
+    codec = CodecSettings(kind="wan", spatial_ratio=16, channels=48, weights="wan")
     with pytest.raises(UsageError, match=r"240 x 320 px, height and width must be multiples of .* = 32"):
         make(canvas=CanvasLayout(height=240, width=320, regions=(head,)), codec=codec)
 
@@ -108,3 +108,23 @@ def test_codec_and_text_are_checked():
         CodecSettings(weights="wan")
     with pytest.raises(UsageError, match=r"template: 'a video', must be a sentence with \{text\}"):
         TextSettings(template="a video")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (CodecSettings, {"kind": "wan", "channels": 48}, "weights: '', must be a hub id or folder"),
+        (TextSettings, {"kind": "umt5"}, "model: '', must be a hub id or folder"),
+        (TextSettings, {"template": "do {what}: {text}"}, "template: .* and no other field"),
+        (TextSettings, {"template": "do {text"}, "template: .* and no other field"),
+    ],
+)
+def test_what_only_shows_at_first_use_is_refused_at_once(kind, values, message):
+    with pytest.raises(UsageError, match=message):
+        kind(**values)
+
+
+@pytest.mark.parametrize("clamp", ["x", float("nan"), True])
+def test_the_clamp_is_a_number(clamp):
+    with pytest.raises(UsageError, match=r"action_clamp: .*must be a number"):
+        make(action_clamp=clamp)

@@ -55,7 +55,7 @@ def test_the_automatic_window_always_fires_and_a_larger_one_does_not(tau):
 def test_a_window_of_one_works_for_every_segment():
     assert gate_window(1, 0.95) == gate_window(2, 0.999) == 1
     assert gate_window(10_000, 0.95, largest=4) == 4
-    with pytest.raises(ValueError, match="shortest_segment 0"):
+    with pytest.raises(UsageError, match="shortest_segment: 0"):
         gate_window(0, 0.95)
 
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from memer.artifact import load_part
+from memer.artifact import load_part, write_provenance
 from memer.canvas import to_signed
 from memer.errors import MemerError, UsageError
 from memer.executors.base import ChunkRequest
 from memer.executors.oracles import ExecutorOracle, LanguageOracle
 from memer.map_closed_loop import PlayedEpisode, rollout_map_wam
 from memer.plan_policy import MapWamPolicy
+from memer.plan_settings import CodecSettings, TextSettings
 from memer.tabletop import make_env
 from models.cwm import EvidenceCache
 from models.map_planners import ModelExecutor, ModelVisualPlanner
@@ -302,3 +303,46 @@ def test_exports_load_as_parts(tmp_path):
     assert np.array_equal(
         started(acting).act(canvas, STATE, 0.0).actions, reference.act(canvas, STATE, 0.0).actions
     )
+
+
+@pytest.mark.parametrize(
+    ("made_with", "contract", "message"),
+    [
+        ({}, {"action_horizon": 32}, r"executor.json: action_horizon 16, contract.json beside it means 32"),
+        ({}, {"visual_plan": "none"}, r"visual_plan 'memory', contract.json beside it means 'none'"),
+        ({"progress_condition": False}, {}, r"progress_condition False, .* means True"),
+        ({}, {"progress_mode": "classification"}, r"progress_mode 'modality', .* means 'classification'"),
+        ({}, {"text": TextSettings(dim=64)}, r"text_dim 32, .* means 64"),
+    ],
+)
+def test_weights_of_other_switches_than_the_contract_are_refused(tmp_path, made_with, contract, message):
+    mixed_export(tmp_path / "x", plan_contract(**made_with), plan_contract(**contract), kind=ModelExecutor)
+    with pytest.raises(MemerError, match=message):
+        load_part(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("contract", "message"),
+    [
+        ({"plan_frames": 4}, r"world_model.json: plan_latents 2, contract.json beside it means 1"),
+        ({"target_text": "plan+global"}, r"target_text 'plan', .* means 'plan\+global'"),
+        (
+            {"codec": CodecSettings(spatial_ratio=2, channels=48)},
+            r"config.json: in_channels 192, .* means 48",
+        ),
+    ],
+)
+def test_a_world_model_of_other_switches_than_the_contract_is_refused(tmp_path, contract, message):
+    mixed_export(tmp_path / "x", plan_contract(), plan_contract(**contract), kind=ModelVisualPlanner)
+    with pytest.raises(MemerError, match=message):
+        load_part(tmp_path / "x")
+
+
+def mixed_export(folder, made_with, contract, *, kind) -> None:
+    """Weights of one contract beside another one, hashes included."""
+    export = export_executor if kind is ModelExecutor else export_world_model
+    export(folder, made_with)
+    contract.save(folder)
+    (folder / "provenance.json").unlink()
+    planner = f"models.map_planners:{kind.__name__}"
+    write_provenance(folder, planner=planner, base_name="", base_hash="", alpha=1.0, step=0)

@@ -228,7 +228,11 @@ def test_a_missing_instruction_names_the_way_out(root):
     ("changed", "named"),
     [
         ({"instruction_set": "test"}, "source.instruction_set='test'"),
-        ({"instruction_number": -1}, "source.instruction_number=-1"),
+        ({"instruction_number": -1}, "source.instruction_number: -1"),
+        ({"instruction_number": "x"}, "source.instruction_number: 'x', must be a whole number"),
+        ({"groups": 3}, "source.groups=3, must be a list"),
+        ({"groups": [3]}, "must be {text: TEXT, entries: N}"),
+        ({"repeatable": "Pick."}, "source.repeatable='Pick.', must be a list"),
         ({"instruction": " "}, "source.instruction is empty"),
         ({"camera_keys": ["top"]}, "no camera 'top'; cameras: head_camera, left_camera, right_camera"),
         ({"camera_keys": []}, "source.camera_keys is empty"),

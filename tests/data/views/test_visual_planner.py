@@ -113,6 +113,7 @@ def test_what_a_run_chooses_is_checked() -> None:
     assert bound.contract.plan.visual_plan == "current_only"
     for values, message in (
         (plan_values(visual_plan="none"), "no visual planner to train"),
+        (plan_values(executor_context="full_history"), "full_history takes the visual plan's place"),
         ({}, "contract.plan: missing"),
         ({"fps": 3}, "contract.fps: fixed by the data"),
     ):

@@ -245,6 +245,11 @@ def test_checkpoints_of_another_contract_or_size_are_refused(
     with pytest.raises(MemerError, match=r"plan\.action_clamp: 5\.0 against 4\.0"):
         fit(make(changed), samples, ckpt_path=tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    name = next(name for name in module.own_settings if not name.endswith("base"))
+    other = {**saved, "hyper_parameters": {**saved["hyper_parameters"], name: "other"}}
+    torch.save(other, tmp_path / "other.ckpt")
+    with pytest.raises(MemerError, match=rf"checkpoint: {name}: 'other' before, .* now; restore it"):
+        fit(make(), samples, ckpt_path=tmp_path / "other.ckpt")
     gone = next(name for name in saved["state_dict"] if name.endswith("proj_out.bias"))
     count = len(saved["state_dict"])
     del saved["state_dict"][gone]
