@@ -10,6 +10,7 @@ from memer.contract import Contract
 from memer.errors import MemerError
 from memer.plan_settings import PlanSettings
 from memer.settings import check_count
+from memer.similarity import PlanSimilarity, make_similarity
 
 #: Contract fields that two parts must agree on; the others concern one of them alone.
 SHARED_FIELDS = ("fps", "cameras", "plan.canvas", "plan.plan_frames", "plan.head_camera")
@@ -104,6 +105,21 @@ def without_visual(contract: Contract, *, trained: bool) -> Contract:
     if trained and plan.visual_plan != "none":
         raise MemerError(f"visual=none: the executor was trained with visual_plan {plan.visual_plan!r}")
     return replace(contract, plan=replace(plan, visual_plan="none"))
+
+
+def similarity_of(kind: str, parts: Mapping[str, Any]) -> PlanSimilarity:
+    """What alignment compares frames by; `latent_mse` encodes with the codec of a loaded part.
+
+    Args:
+        kind: see `memer.similarity.make_similarity`.
+        parts: of `load_parts`.
+
+    Raises:
+        UsageError: an unknown kind, or `latent_mse` without a part that has a codec.
+    """
+    part = parts.get("executor") or parts.get("visual")
+    encode = None if part is None else lambda pictures: part.codec.encode(pictures.to(part.device))
+    return make_similarity(kind, encode=encode)
 
 
 def possible_calibration(plan: PlanSettings) -> Literal["alignment", "none"]:

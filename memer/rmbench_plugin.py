@@ -23,8 +23,16 @@ from numpy.typing import NDArray
 from memer.errors import MemerError, SourceUnavailableError, UsageError
 from memer.executors.base import ChunkRequest
 from memer.executors.table import TablePlanner
-from memer.plan_parts import joint_contract, load_parts, plan_of, possible_calibration, without_visual
+from memer.plan_parts import (
+    joint_contract,
+    load_parts,
+    plan_of,
+    possible_calibration,
+    similarity_of,
+    without_visual,
+)
 from memer.plan_policy import MapWamPolicy
+from memer.progress import UpdateRule
 from memer.rollout import episode_seed
 
 log = logging.getLogger(__name__)
@@ -84,6 +92,8 @@ class PluginSettings:
         tau: threshold of the progress gate.
         window: executed actions in its mean.
         calibration: `alignment`, `none`, or `auto`: alignment where it is possible.
+        similarity: what alignment compares frames by, see `memer.similarity.make_similarity`.
+        update_rule: see `memer.progress.align_progress`.
         max_segment_steps: ends a segment by force; null: never.
         check_every: actions between two questions to an executor that classifies progress.
         strict: infrastructure faults stop the benchmark, too.
@@ -99,6 +109,8 @@ class PluginSettings:
     tau: float = 0.95
     window: int = 8
     calibration: str = "auto"
+    similarity: str = "rgb_mae"
+    update_rule: UpdateRule = "average_nearest2"
     max_segment_steps: int | None = None
     check_every: int = 8
     strict: bool = False
@@ -291,6 +303,8 @@ def make_policy(settings: PluginSettings) -> MapWamPolicy:
         tau=settings.tau,
         window=settings.window,
         calibration=possible_calibration(plan_of(contract)) if chosen == "auto" else chosen,  # type: ignore[arg-type]
+        similarity=similarity_of(settings.similarity, parts),
+        update_rule=settings.update_rule,
         max_segment_steps=settings.max_segment_steps,
         check_every=settings.check_every,
     )

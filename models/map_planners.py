@@ -76,12 +76,9 @@ class ModelVisualPlanner(_ModelPart):
         model: in eval mode, on its device.
         contract: what it was trained with.
         steps: Euler steps per plan.
-        guidance: see `CausalWorldModel.sample`.
     """
 
-    def __init__(
-        self, model: CausalWorldModel, contract: Contract, *, steps: int = 10, guidance: float = 1.0
-    ) -> None:
+    def __init__(self, model: CausalWorldModel, contract: Contract, *, steps: int = 10) -> None:
         super().__init__(model, contract, steps=steps)
         if model.visual_plan != self.plan_settings.visual_plan:
             raise MemerError(
@@ -89,7 +86,6 @@ class ModelVisualPlanner(_ModelPart):
                 f"{self.plan_settings.visual_plan!r}"
             )
         self.model = model
-        self.guidance = guidance
         self._remembers = model.visual_plan == "memory"
         self._clear()
 
@@ -135,7 +131,6 @@ class ModelVisualPlanner(_ModelPart):
             steps=self.steps,
             generator=self._generator,
             text_global=instruction,
-            guidance=self.guidance,
         )
         frames, _ = self.codec.dec_step(decoder, self.latents)
         return to_pixels(frames[0].transpose(0, 1).clamp(-1, 1))

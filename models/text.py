@@ -8,11 +8,9 @@ Source: MaP-WAM (arXiv 2609.11561); Wan 2.2's UMT5 convention.
 
 import hashlib
 import math
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,9 +31,6 @@ class TextEncoder(Protocol):
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Embeddings in the order of the texts."""
 
-    def key(self, text: str) -> str:
-        """Hash of everything that the embedding of a text depends on, a file name."""
-
 
 class _CachingEncoder(ABC):
     """Encodes every text once; a training set has a few hundred different ones."""
@@ -52,12 +47,6 @@ class _CachingEncoder(ABC):
             if text not in self._known:
                 self._known[text] = self._encode(self.settings.template.format(text=text))
         return torch.stack([self._known[text] for text in texts])
-
-    def key(self, text: str) -> str:
-        """See TextEncoder."""
-        s = self.settings
-        parts = (s.kind, s.template, text, str(s.max_tokens), str(s.dim), s.model)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     @abstractmethod
     def _encode(self, sentence: str) -> Tensor:
@@ -130,49 +119,6 @@ class Umt5Text(_CachingEncoder):
         with torch.autocast(device.type, enabled=False):
             states = self.encoder(padded.to(device), attention_mask=seen.long().to(device)).last_hidden_state
         return torch.where(seen[0, :, None], states[0].float().cpu(), 0.0)
-
-
-class StoredText:
-    """An encoder with a folder of embeddings, one file per text, shared between runs.
-
-    Args:
-        encoder: asked for texts that the folder does not hold.
-        folder: made when missing.
-    """
-
-    def __init__(self, encoder: TextEncoder, folder: Path) -> None:
-        self.encoder = encoder
-        self.settings = encoder.settings
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def encode(self, texts: Sequence[str]) -> Tensor:
-        """See TextEncoder."""
-        shape = (self.settings.max_tokens, self.settings.dim)
-        if not texts:
-            return torch.zeros(0, *shape)
-        return torch.stack([self._one(text, shape) for text in texts])
-
-    def key(self, text: str) -> str:
-        """See TextEncoder."""
-        return self.encoder.key(text)
-
-    def _one(self, text: str, shape: tuple[int, int]) -> Tensor:
-        path = self.folder / f"{self.key(text)}.npy"
-        if not path.is_file():
-            beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-            with beside.open("wb") as stream:
-                np.save(stream, self.encoder.encode([text])[0].numpy())
-            beside.replace(path)
-        try:
-            value = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise MemerError(f"{path}: not an embedding ({error}); delete the file") from None
-        if value.shape != shape or value.dtype != np.float32:
-            raise MemerError(
-                f"{path}: {value.dtype}{list(value.shape)}, must be float32{list(shape)}; delete it"
-            )
-        return torch.from_numpy(value)
 
 
 def make_text_encoder(settings: TextSettings, *, device: torch.device | str = "cpu") -> TextEncoder:

@@ -77,9 +77,11 @@ def test_switches_of_oracles(tmp_path):
     assert "data:image" in (tmp_path / "b" / "report.html").read_text()  # the real frames alone
 
 
-@pytest.mark.parametrize("parts", [("visual", "executor"), ("current", "executor")])
-def test_exported_models_play(tmp_path, exports, parts):
-    summary = run(tmp_path, *models(exports, *parts))
+@pytest.mark.parametrize(
+    ("parts", "similarity"), [(("visual", "executor"), "latent_mse"), (("current", "executor"), "rgb_mae")]
+)
+def test_exported_models_play(tmp_path, exports, parts, similarity):
+    summary = run(tmp_path, *models(exports, *parts), f"similarity={similarity}")
     kind = "current_only" if "current" in parts else "memory"
     assert summary["contract"]["plan"]["visual_plan"] == kind
     assert summary["num_episodes"] == 1
@@ -132,6 +134,8 @@ def test_a_stopped_evaluation_continues(tmp_path, monkeypatch):
         (["tau=x", "window=4"], "tau: 'x', must be a number"),
         (["window=0"], "window: 0, must be auto or a number"),
         (["num_demonstrations=0"], "num_demonstrations: 0, must be at least 1"),
+        (["similarity=learned"], "similarity=learned: not built"),
+        (["similarity=latent_mse"], "needs a visual codec"),
         (["update_rule=average"], "update_rule: 'average', must be average_nearest2"),
         (["max_segment_steps=1.5"], "max_segment_steps: 1.5"),
         (["check_every=x"], "check_every: 'x'"),

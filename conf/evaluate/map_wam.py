@@ -18,7 +18,14 @@ from memer.frame_log import FrameLog
 from memer.map_closed_loop import PlayedEpisode, rollout_map_wam
 from memer.map_results import write_map_wam
 from memer.plan_log import PlanLog
-from memer.plan_parts import joint_contract, load_parts, plan_of, possible_calibration, without_visual
+from memer.plan_parts import (
+    joint_contract,
+    load_parts,
+    plan_of,
+    possible_calibration,
+    similarity_of,
+    without_visual,
+)
 from memer.plan_policy import MapWamPolicy
 from memer.progress import gate_window
 from memer.settings import check_count
@@ -86,6 +93,7 @@ def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
         tau=cfg["tau"],
         window=window,
         calibration=possible_calibration(plan_of(contract)) if calibration == "auto" else calibration,
+        similarity=similarity_of(cfg["similarity"], parts),
         update_rule=cfg["update_rule"],
         max_segment_steps=cfg["max_segment_steps"],
         check_every=cfg["check_every"],

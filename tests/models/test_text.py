@@ -1,17 +1,15 @@
 """Text encoders: shape, zeros behind the end, sameness, the store on disk."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from memer.errors import MemerError, SourceUnavailableError
-from memer.plan_settings import VIDEO_TEMPLATE, TextSettings
-from models.text import HashedText, StoredText, Umt5Text, make_text_encoder
+from memer.plan_settings import TextSettings
+from models.text import HashedText, Umt5Text, make_text_encoder
 
 HASHED = TextSettings()
 
@@ -95,47 +93,3 @@ def test_umt5_refuses_what_does_not_fit(umt5: Path) -> None:
         make_text_encoder(settings_of(umt5, dim=32))
     with pytest.raises(SourceUnavailableError, match="no such folder"):
         make_text_encoder(settings_of(umt5 / "missing"))
-
-
-def test_keys_depend_on_all_that_matters() -> None:
-    settings = [
-        HASHED,
-        TextSettings(template=VIDEO_TEMPLATE),
-        TextSettings(max_tokens=9),
-        TextSettings(dim=16),
-    ]
-    keys = {HashedText(s).key(text) for s in settings for text in ("a", "b")}
-    assert len(keys) == 8
-
-
-class Counting(HashedText):
-    """Counts what it is asked."""
-
-    def __init__(self, settings: TextSettings) -> None:
-        super().__init__(settings)
-        self.asked: list[str] = []
-
-    def encode(self, texts: Sequence[str]) -> torch.Tensor:
-        self.asked += texts
-        return super().encode(texts)
-
-
-def test_the_store_asks_once(tmp_path: Path) -> None:
-    first, second = Counting(HASHED), Counting(HASHED)
-    expected = HashedText(HASHED).encode(["a", "b", "a"])
-    assert torch.equal(StoredText(first, tmp_path / "texts").encode(["a", "b", "a"]), expected)
-    assert torch.equal(StoredText(second, tmp_path / "texts").encode(["a", "b", "a"]), expected)
-    assert first.asked == ["a", "b"]
-    assert second.asked == []
-    assert StoredText(second, tmp_path / "texts").encode([]).shape == (0, 8, 32)
-
-
-def test_the_store_names_a_damaged_file(tmp_path: Path) -> None:
-    store = StoredText(HashedText(HASHED), tmp_path)
-    path = tmp_path / f"{store.key('a')}.npy"
-    path.write_bytes(b"no array")
-    with pytest.raises(MemerError, match=path.name):
-        store.encode(["a"])
-    np.save(path, np.zeros((2, 32), np.float32))
-    with pytest.raises(MemerError, match=r"must be float32\[8, 32\]"):
-        store.encode(["a"])
