@@ -341,6 +341,19 @@ class Contract:
             )
 
 
+def plan_of(contract: Contract) -> PlanSettings:
+    """The plan settings of a contract.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if contract.plan is None:
+        raise UsageError(
+            "contract.plan: missing; choose a contract with plan settings, e.g. contract=map_tabletop"
+        )
+    return contract.plan
+
+
 def _frozen_statistics(statistics: object) -> dict[str, dict[str, tuple[float, ...]]]:
     """The statistics with tuples for lists.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memer.artifact import load_part
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.errors import MemerError
 from memer.plan_settings import PlanSettings
 from memer.settings import check_count
@@ -76,17 +76,6 @@ def joint_contract(folders: Mapping[str, Path | str], *, allow: Sequence[str] = 
         kind = plan_of(contracts["visual"]).visual_plan
         return replace(joint, plan=replace(plan, visual_plan=kind))
     return joint
-
-
-def plan_of(contract: Contract) -> PlanSettings:
-    """The plan settings of a contract.
-
-    Raises:
-        MemerError: it has none.
-    """
-    if contract.plan is None:
-        raise MemerError("contract.plan: missing; this contract is not one of MaP-WAM")
-    return contract.plan
 
 
 def without_visual(contract: Contract, *, trained: bool) -> Contract:

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memer.contract import plan_of
 from memer.errors import MemerError, SourceUnavailableError, UsageError
 from memer.executors.base import ChunkRequest
 from memer.executors.table import TablePlanner
 from memer.plan_parts import (
     joint_contract,
     load_parts,
-    plan_of,
     possible_calibration,
     similarity_of,
     without_visual,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.errors import MemerError
 from memer.normalize import Normalizer
 from memer.plan_settings import LATENT_PATCH, PlanSettings
@@ -250,19 +250,6 @@ def normalizers(contract: Contract) -> tuple[Normalizer, Normalizer]:
         for feature in ("state", "action")
     )
     return state, action
-
-
-def plan_of(contract: Contract) -> PlanSettings:
-    """The plan settings of a contract.
-
-    Raises:
-        MemerError: it has none.
-    """
-    if contract.plan is None:
-        raise MemerError(
-            "contract.plan: missing; choose a contract with plan settings, e.g. contract=map_tabletop"
-        )
-    return contract.plan
 
 
 def _names(samples: Sequence[VisualPlannerSample] | Sequence[ExecutorSample]) -> tuple[str, ...]:

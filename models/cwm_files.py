@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.errors import MemerError
 from memer.folders import read_json, write_json
-from models.collate_plans import plan_of
 from models.cwm import CausalWorldModel
 from models.wan import CausalWan
 from models.wan_files import TRANSFORMER_FOLDER, check_fields, checked_artifact, load_transformer

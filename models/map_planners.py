@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memer.canvas import to_pixels, to_signed
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.errors import MemerError, UsageError
 from memer.executors.base import ActionChunk, ChunkRequest, Pixels
 from models.codec import CodecState, make_codec
-from models.collate_plans import normalizers, plan_of
+from models.collate_plans import normalizers
 from models.cwm import CausalWorldModel, EvidenceCache
 from models.cwm_files import load_world_model
 from models.text import make_text_encoder

@@ -8,10 +8,9 @@ from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 
 from memer.artifact import verify_artifact
-from memer.contract import CONTRACT_FILE, Contract
+from memer.contract import CONTRACT_FILE, Contract, plan_of
 from memer.errors import MemerError, SourceUnavailableError
 from memer.weights import WeightFiles
-from models.collate_plans import plan_of
 from models.pretrained import load_part
 from models.wan import CausalWan
 

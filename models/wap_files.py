@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.errors import MemerError
 from memer.folders import read_json, write_json
 from memer.weights import WEIGHTS_FILE
-from models.collate_plans import normalizers, plan_of
+from models.collate_plans import normalizers
 from models.wan_files import check_fields, checked_artifact
 from models.wap import WapModel
 from models.wap_settings import OF_CONTRACT, WapSettings

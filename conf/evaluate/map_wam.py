@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from conf.evaluate.record import finish, open_journal, print_figures, record_episodes, run_facts
 from conf.evaluate.tabletop import check_environment, chosen_episodes, demonstrations, play, played_dataset
-from memer.contract import CameraLayout, Contract
+from memer.contract import CameraLayout, Contract, plan_of
 from memer.errors import MemerError, UsageError
 from memer.executors.base import Executor, LanguagePlanner, VisualPlanner
 from memer.executors.oracles import ExecutorOracle, LanguageOracle, VisualOracle
@@ -21,7 +21,6 @@ from memer.plan_log import PlanLog
 from memer.plan_parts import (
     joint_contract,
     load_parts,
-    plan_of,
     possible_calibration,
     similarity_of,
     without_visual,

@@ -21,10 +21,9 @@ from data.views.plans import (
     checked_segments,
     feature_key,
     no_canvases,
-    plan_of,
     segment_counts,
 )
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.episode import Episode, Segment
 from memer.errors import MemerError, UsageError
 from memer.plan_settings import TEMPORAL_RATIO

@@ -11,8 +11,8 @@ from typing import Any
 
 from data.views.base import chosen_contract
 from data.views.frames import FrameCache, FrameProvider
-from data.views.plans import checked_segments, plan_of, segment_counts
-from memer.contract import Contract
+from data.views.plans import checked_segments, segment_counts
+from memer.contract import Contract, plan_of
 from memer.episode import Episode, Segment
 from memer.errors import UsageError
 from memer.plan_windows import DONE_TEXT, finished_indices, head_layout, next_subtask_question

@@ -11,22 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.views.frames import FrameCache, FrameProvider
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.episode import Episode, Segment
-from memer.errors import MemerError, UsageError
+from memer.errors import MemerError
 from memer.plan_settings import PlanSettings
-
-
-def plan_of(contract: Contract) -> PlanSettings:
-    """The contract's plan settings.
-
-    Raises:
-        UsageError: it has none.
-    """
-    plan = contract.plan
-    if plan is None:
-        raise UsageError("contract.plan: missing; a view of plans needs canvas, codec and horizon")
-    return plan
 
 
 def checked_segments(segments: Sequence[Segment], *, num_frames: int) -> tuple[Segment, ...]:

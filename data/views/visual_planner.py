@@ -18,10 +18,9 @@ from data.views.plans import (
     checked_segments,
     feature_key,
     no_canvases,
-    plan_of,
     segment_counts,
 )
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.episode import Episode, Segment
 from memer.errors import UsageError
 from memer.plan_windows import episode_plan_indices, segment_plan_indices

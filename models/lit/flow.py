@@ -17,12 +17,12 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from memer.canvas import to_signed
-from memer.contract import Contract
+from memer.contract import Contract, plan_of
 from memer.errors import MemerError, UsageError
 from memer.plan_settings import PlanSettings
 from memer.settings import check_count
 from models.codec import VisualCodec, make_codec
-from models.collate_plans import Batch, plan_of
+from models.collate_plans import Batch
 from models.lit.window import check_step
 from models.optim import OptimSettings, make_optimizer
 from models.text import TextEncoder, make_text_encoder
