@@ -1,7 +1,8 @@
 """`eval=map_wam`: a plan-following policy plays tabletop episodes."""
 
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tqdm import tqdm
 from conf.evaluate.record import finish, open_journal, print_figures, record_episodes, run_facts
 from conf.evaluate.tabletop import check_environment, chosen_episodes, demonstrations, play, played_dataset
 from memer.contract import CameraLayout, Contract, plan_of
+from memer.episode import Episode
 from memer.errors import MemerError, UsageError
 from memer.executors.base import Executor, LanguagePlanner, VisualPlanner
 from memer.executors.oracles import ExecutorOracle, LanguageOracle, VisualOracle
@@ -82,9 +84,14 @@ def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
     contract = _contract(cfg, folders)
     check_environment(contract, cfg, what="policy")
     calibration = cfg["calibration"]
-    window = _window(cfg)
+
+    @functools.cache  # table and window both look at them, and drawing them takes seconds
+    def shown() -> tuple[Episode, ...]:
+        return tuple(demonstrations(cfg["env"], cfg["num_demonstrations"]))
+
+    window = _window(cfg, shown)
     policy = MapWamPolicy(
-        _language(cfg, parts, contract),
+        _language(cfg, parts, contract, shown),
         _visual(cfg, parts, contract),
         _executor(cfg, parts, contract),
         contract,
@@ -121,12 +128,17 @@ def _oracle_contract(cfg: Mapping[str, Any]) -> Contract:
     return Contract(fps=float(FPS), cameras=layout).updated(values).updated(cfg["contract"])
 
 
-def _language(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contract) -> LanguagePlanner:
+def _language(
+    cfg: Mapping[str, Any],
+    loaded: Mapping[str, Any],
+    contract: Contract,
+    shown: Callable[[], Iterable[Episode]],
+) -> LanguagePlanner:
     if "language" in loaded:
         _check_vocabulary(loaded["language"], cfg)
         return loaded["language"]  # type: ignore[no-any-return]
     if cfg["language"] == "table":
-        return TablePlanner.from_episodes(demonstrations(cfg["env"], cfg["num_demonstrations"]))
+        return TablePlanner.from_episodes(shown())
     if cfg["language"] == "none":
         raise UsageError("language: 'none', must be oracle, table or the folder of an exported planner")
     return LanguageOracle(contract)
@@ -168,13 +180,12 @@ def _executor(cfg: Mapping[str, Any], loaded: Mapping[str, Any], contract: Contr
     return ExecutorOracle(contract)
 
 
-def _window(cfg: Mapping[str, Any]) -> int:
+def _window(cfg: Mapping[str, Any], shown: Callable[[], Iterable[Episode]]) -> int:
     if cfg["window"] != "auto":
         if type(cfg["window"]) is not int or cfg["window"] < 1:
             raise UsageError(f"window: {cfg['window']!r}, must be auto or a number of actions, at least 1")
         return cfg["window"]
-    found = demonstrations(cfg["env"], cfg["num_demonstrations"])
-    shortest = min(segment.end - segment.start for episode in found for segment in episode.segments)
+    shortest = min(segment.end - segment.start for episode in shown() for segment in episode.segments)
     return gate_window(shortest, cfg["tau"], largest=LARGEST_WINDOW)
 
 
