@@ -116,6 +116,29 @@ def paint_shadow(canvas: Canvas, x: float, y: float, z: float) -> None:
     canvas.box(u, v, 0.07, 0.02, SHADOW)
 
 
+def paint_lying_block(canvas: Canvas, x: float, y: float, half: tuple[float, float], color: Color) -> None:
+    """A block on the table in the base view, `half` its half width and height on the screen."""
+    u, v = project(x, y, 0.0)
+    canvas.box(u, v - 0.01, *half, color)
+
+
+def paint_carrying_gripper(
+    canvas: Canvas,
+    position: NDArray[np.float64],
+    grip: float,
+    *,
+    half: tuple[float, float],
+    held: Color | None,
+) -> None:
+    """The gripper of the base view at `position` (x, y, z), its shadow on the table, the block it holds."""
+    x, y, z = position
+    paint_shadow(canvas, x, y, 0.0)
+    if held is not None:
+        u, v = project(x, y, z)
+        canvas.box(u, v + 0.03, *half, held)
+    paint_gripper(canvas, x, y, z, grip)
+
+
 def paint_wrist_fingers(canvas: Canvas, grip: float, held: Color | None) -> None:
     """The lower half of the wrist view: two fingers and what they hold."""
     if held is not None:

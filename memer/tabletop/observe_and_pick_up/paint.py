@@ -36,14 +36,10 @@ def base_view(world: "ObserveAndPickUpWorld", size: int) -> NDArray[np.uint8]:
     canvas.box(0.5, v, 0.5, MAT_HALF, BASE)
     for thing in world.things.values():
         if thing is not world.held:
-            u, v = project(thing.position[0], thing.position[1], 0.0)
-            canvas.box(u, v - 0.01, *BLOCK_HALF, COLORS[thing.color])
-    x, y, z = world.gripper
-    painting.paint_shadow(canvas, x, y, 0.0)
-    if world.held is not None:
-        u, v = project(x, y, z)
-        canvas.box(u, v + 0.03, *BLOCK_HALF, COLORS[world.held.color])
-    painting.paint_gripper(canvas, x, y, z, world.grip)
+            x, y, _ = thing.position
+            painting.paint_lying_block(canvas, x, y, BLOCK_HALF, COLORS[thing.color])
+    held = None if world.held is None else COLORS[world.held.color]
+    painting.paint_carrying_gripper(canvas, world.gripper, world.grip, half=BLOCK_HALF, held=held)
     return painting.shrink(canvas.pixels, factor)
 
 
