@@ -105,6 +105,7 @@ def test_a_resumed_run_gets_its_own_id_and_a_link(tmp_path: Path, monkeypatch: p
         for step in steps:
             logger.log_metrics({"loss": float(step)}, step=step)
         wandb.finish()
+    wandb.teardown()  # ends the process that writes the files: on a busy machine finish() is ahead of it
     first, second = json.loads((tmp_path / "wandb_runs.json").read_text())["ids"]
     links, losses = {}, {}
     for run in offline_runs(tmp_path):
