@@ -12,9 +12,9 @@ import logging
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from memer.clusters import Cluster, Vote, thin, vote_frame, vote_groups
 from memer.contract import Contract
 
 logger = logging.getLogger(__name__)
@@ -23,32 +23,6 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_FRAMES = 512
 
 MEMORY_STATE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Cluster:
-    """One remembered event.
-
-    Attributes:
-        start: earliest voted raw frame.
-        end: latest voted raw frame, inclusive.
-        representative: lower median of the votes.
-        vote_count: votes, repetitions counted.
-    """
-
-    start: int
-    end: int
-    representative: int
-    vote_count: int
-
-
-@dataclass(slots=True)
-class _Vote:
-    """A voted frame whose cluster may still change; `linked`: joined to its predecessor in any case."""
-
-    frame: int
-    count: int
-    linked: bool = False
 
 
 class EpisodicMemory:
@@ -129,7 +103,7 @@ class EpisodicMemory:
 
     def reset(self) -> None:
         """Forget everything; a new episode begins."""
-        self._votes: list[_Vote] = []
+        self._votes: list[Vote] = []
         self._frozen: list[Cluster] = []
         self._open: list[Cluster] | None = []
         self._frozen_before = 0
@@ -181,7 +155,7 @@ class EpisodicMemory:
             end = clusters[closed - 1].end
             self._frozen.extend(clusters[:closed])
             self._open = clusters[closed:]
-            self._votes = self._votes[bisect_left(self._votes, end + 1, key=_frame) :]
+            self._votes = self._votes[bisect_left(self._votes, end + 1, key=vote_frame) :]
 
     def clusters(self) -> list[Cluster]:
         """All clusters in time order, frozen ones first."""
@@ -261,7 +235,7 @@ class EpisodicMemory:
             raise ValueError(
                 f"memory state made with {state['settings']}, this memory has {self._settings()}"
             )
-        self._votes = [_Vote(frame, count, bool(linked)) for frame, count, linked in state["votes"]]
+        self._votes = [Vote(frame, count, bool(linked)) for frame, count, linked in state["votes"]]
         self._frozen = [Cluster(*values) for values in state["frozen"]]
         self._frozen_before = state["frozen_before"]
         self._num_votes = state["num_votes"]
@@ -280,52 +254,30 @@ class EpisodicMemory:
         }
 
     def _insert(self, value: int) -> None:
-        at = bisect_left(self._votes, value, key=_frame)
+        at = bisect_left(self._votes, value, key=vote_frame)
         if at < len(self._votes) and self._votes[at].frame == value:
             self._votes[at].count += 1
             return
         # Between two frames that thinning joined there were votes on the way: this one belongs to them too.
         inside = at < len(self._votes) and self._votes[at].linked
-        self._votes.insert(at, _Vote(value, 1, inside))
+        self._votes.insert(at, Vote(value, 1, inside))
 
-    def _groups(self) -> list[list[_Vote]]:
-        """Open votes cut where the gap exceeds D or the span its limit, greedily from the left.
-
-        From the left, so that a cut never depends on later votes; freezing a prefix relies on it.
-        """
-        groups: list[list[_Vote]] = []
-        for vote in self._votes:
-            joins = bool(groups) and (vote.linked or vote.frame - groups[-1][-1].frame <= self.merge_distance)
-            if joins and self.max_cluster_span is not None:
-                joins = vote.frame - groups[-1][0].frame <= self.max_cluster_span
-            if joins:
-                groups[-1].append(vote)
-            else:
-                groups.append([vote])
-        return groups
+    def _groups(self) -> list[list[Vote]]:
+        return vote_groups(self._votes, distance=self.merge_distance, max_span=self.max_cluster_span)
 
     def _open_clusters(self) -> list[Cluster]:
         if self._open is None:
-            self._open = [_cluster(group) for group in self._groups()]
+            self._open = [Cluster.of(group) for group in self._groups()]
         return self._open
 
     def _thin(self, limit: int) -> None:
-        """Drop inner frames of the longest cluster until `limit` remain, the most crowded first.
-
-        First and last frame of a cluster stay, so its extent and its neighbours do not change.
-        """
+        """Drop inner frames of the longest cluster until `limit` remain, the most crowded first."""
         while len(self._votes) > limit:
             longest = max(self._groups(), key=len)
             if len(longest) < 3:
                 return  # clusters of one or two frames: their number is bounded by the window
-            gaps = [after.frame - before.frame for before, after in zip(longest, longest[2:], strict=False)]
-            middle = (len(longest) - 1) / 2
-            inner = min(range(1, len(longest) - 1), key=lambda i: (gaps[i - 1], abs(i - middle)))
-            before, dropped, after = longest[inner - 1 : inner + 2]
-            nearest = before if dropped.frame - before.frame <= after.frame - dropped.frame else after
-            nearest.count += dropped.count
-            after.linked = True
-            del self._votes[bisect_left(self._votes, dropped.frame, key=_frame)]
+            dropped = thin(longest)
+            del self._votes[bisect_left(self._votes, dropped.frame, key=vote_frame)]
             self._num_thinned += 1
             if not self._warned_thinned:
                 self._warned_thinned = True
@@ -383,20 +335,6 @@ def map_positions(
         else:
             invalid.append(position)
     return (list(dict.fromkeys(mapped)) if unique_votes else mapped), invalid
-
-
-def _cluster(group: Sequence[_Vote]) -> Cluster:
-    votes = sum(vote.count for vote in group)
-    remaining = (votes - 1) // 2  # lower median: index of the sorted votes
-    for vote in group:
-        if remaining < vote.count:
-            break
-        remaining -= vote.count
-    return Cluster(group[0].frame, group[-1].frame, vote.frame, votes)
-
-
-def _frame(vote: _Vote) -> int:
-    return vote.frame
 
 
 def _bounded(value: int, least: int, name: str) -> int:

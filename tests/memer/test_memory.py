@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memer.clusters import Cluster
 from memer.contract import CameraLayout, Contract, WindowSettings
-from memer.memory import Cluster, EpisodicMemory, freeze_bound, map_positions
+from memer.memory import EpisodicMemory, freeze_bound, map_positions
 from memer.windows import recent_indices, split_keyframes
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "memer_memory_compat.jsonl"
