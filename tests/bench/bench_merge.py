@@ -25,25 +25,11 @@ from safetensors.torch import save_file
 from memer.merge import merge_weights
 from memer.weights import INDEX_FILE, WeightFiles
 from tests.bench.report import emit
+from tests.memer.model_folders import MEASURE
 
 ROOT = Path(__file__).parents[2]
 NUM_SHARDS = 4
 MODEL_DIM, FEEDFORWARD_DIM, VOCABULARY = 1024, 4096, 151_936
-
-MEASURE = """
-import sys
-from pathlib import Path
-from memer.merge import merge_weights
-
-def resident(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if name in line) * 1024
-
-Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
-imported = resident("VmRSS")
-merge_weights(sys.argv[1], sys.argv[2], sys.argv[3], alpha=0.8)
-print(resident("VmHWM") - imported)
-"""
 
 
 def write_random_model(folder: Path, *, gigabytes: float, seed: int) -> None:

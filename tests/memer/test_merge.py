@@ -8,72 +8,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from memer.errors import MemerError, SourceUnavailableError, UsageError
 from memer.merge import MERGE_INFO, alpha_name, main, merge_many, merge_weights
-from memer.weights import INDEX_FILE, WEIGHTS_FILE, WeightFiles
-
-EMBEDDING = "model.language_model.embed_tokens.weight"
-FROZEN = "model.visual.patch_embed.proj.weight"
-NORM = "model.language_model.norm.weight"
-MATRIX = "model.language_model.layers.0.mlp.up_proj.weight"
-BUFFER = "model.language_model.position_ids"
-FLAG = "model.language_model.active"
-
-
-def tensors(
-    seed: int, *, dtype: torch.dtype = torch.bfloat16, vocabulary: int = 97
-) -> dict[str, torch.Tensor]:
-    fixed = torch.Generator().manual_seed(7)
-    varied = torch.Generator().manual_seed(seed)
-    return {
-        EMBEDDING: torch.randn(vocabulary, 24, generator=varied).to(dtype),
-        FROZEN: torch.randn(8, 3, 2, 4, 4, generator=fixed).to(dtype),
-        NORM: torch.randn(24, generator=varied).to(dtype),
-        MATRIX: torch.randn(33, 24, generator=varied).to(dtype),
-        BUFFER: torch.arange(seed, seed + 5),
-        FLAG: torch.tensor([bool(seed % 2), True]),
-        "scalar": torch.randn((), generator=varied).to(dtype),
-        "empty": torch.zeros(0, 24, dtype=dtype),
-    }
-
-
-def write_model(
-    folder: Path, weights: dict[str, torch.Tensor], *, shards: int = 1, config: dict | None = None
-) -> Path:
-    folder.mkdir(parents=True)
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    names = list(weights)
-    if shards == 1:
-        save_file(weights, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
-        return folder
-    weight_map = {}
-    for k in range(shards):
-        file = f"model-{k + 1:05d}-of-{shards:05d}.safetensors"
-        part = {name: weights[name] for name in names[k::shards]}
-        save_file(part, str(folder / file), metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file)
-    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return folder
-
-
-def read_model(folder: Path) -> dict[str, torch.Tensor]:
-    loaded: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        loaded |= load_file(str(path))
-    return loaded
-
-
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    def bits(tensor: torch.Tensor) -> bytes:
-        return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-    return one.keys() == other.keys() and all(
-        one[n].dtype == other[n].dtype and one[n].shape == other[n].shape and bits(one[n]) == bits(other[n])
-        for n in one
-    )
+from memer.weights import INDEX_FILE, WeightFiles
+from tests.memer.model_folders import (
+    BUFFER,
+    EMBEDDING,
+    FLAG,
+    FROZEN,
+    MATRIX,
+    MEASURE,
+    NORM,
+    read_model,
+    same_bits,
+    tensors,
+    write_model,
+)
 
 
 @pytest.fixture
@@ -354,78 +305,6 @@ def test_a_killed_run_is_swept_up_by_the_next(pair: tuple[Path, Path], tmp_path:
     assert not (tmp_path / "out" / "half").exists()
 
 
-def write_adapter(
-    folder: Path, updates: dict[str, tuple[torch.Tensor, torch.Tensor]], **settings: object
-) -> Path:
-    folder.mkdir(parents=True)
-    weights = {}
-    for module, (up, down) in updates.items():
-        weights[f"base_model.model.{module}.lora_A.weight"] = down.clone()
-        weights[f"base_model.model.{module}.lora_B.weight"] = up.clone()
-    save_file(weights, str(folder / "adapter_model.safetensors"))
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 6} | settings))
-    return folder
-
-
-MODULE = MATRIX.removesuffix(".weight")
-
-
-@pytest.mark.parametrize("rslora", [False, True])
-def test_an_adapter_is_scaled_by_alpha(tmp_path: Path, rslora: bool) -> None:
-    old = tensors(0)
-    up, down = torch.randn(33, 4), torch.randn(4, 24)
-    scale = 6 / (4**0.5 if rslora else 4)
-    base = write_model(tmp_path / "base", old)
-    adapter = write_adapter(tmp_path / "adapter", {MODULE: (up, down)}, use_rslora=rslora)
-    merged = {a: merge_weights(base, adapter, tmp_path / f"out{a}", alpha=a) for a in (0, 0.3, 1)}
-    for alpha, report in merged.items():
-        weights = read_model(report.out)
-        exact = old[MATRIX].double() + alpha * scale * (up.double() @ down.double())
-        expected = exact.float().bfloat16()
-        # float32 arithmetic may land on the other side of a tie of the last cast: one step of bfloat16.
-        torch.testing.assert_close(weights[MATRIX], expected, rtol=2**-7, atol=1e-6)
-        assert (weights[MATRIX] != expected).double().mean() < 0.01, alpha
-        assert same_bits(
-            {n: t for n, t in weights.items() if n != MATRIX}, {n: old[n] for n in old if n != MATRIX}
-        )
-    assert merged[0.3].num_changed == 1
-
-
-def test_scaling_an_adapter_equals_interpolating_its_merge_with_the_base(tmp_path: Path) -> None:
-    base = write_model(tmp_path / "base", tensors(0, dtype=torch.float32))
-    adapter = write_adapter(tmp_path / "adapter", {MODULE: (torch.randn(33, 4), torch.randn(4, 24))})
-    merge_weights(base, adapter, tmp_path / "whole", alpha=1)
-    merge_weights(base, tmp_path / "whole", tmp_path / "interpolated", alpha=0.35)
-    merge_weights(base, adapter, tmp_path / "scaled", alpha=0.35)
-    torch.testing.assert_close(
-        read_model(tmp_path / "scaled"), read_model(tmp_path / "interpolated"), atol=2e-6, rtol=1e-6
-    )
-
-
-def test_adapters_that_do_not_fit_are_refused_with_counts(tmp_path: Path) -> None:
-    base = write_model(tmp_path / "base", tensors(0))
-    pair = (torch.randn(33, 4), torch.randn(4, 24))
-    cases = {
-        "text": (
-            {"model.layers.0.mlp.up_proj": pair},
-            {},
-            r"0 tensors of the adapter fit.*1 do not.*model\.layers\.0",
-        ),
-        "inner": (
-            {MODULE: pair, "inner." + MODULE: pair},
-            {},
-            r"1 tensors of the adapter fit.*1 do not.*inner",
-        ),
-        "shape": ({MODULE: (pair[0][:-1], pair[1])}, {}, r"1 do not"),
-        "dora": ({MODULE: pair}, {"use_dora": True}, "use_dora"),
-    }
-    for name, (updates, settings, message) in cases.items():
-        with pytest.raises(MemerError, match=message):
-            merge_weights(
-                base, write_adapter(tmp_path / name, updates, **settings), tmp_path / "out", alpha=0.5
-            )
-
-
 def test_command_writes_one_folder_or_one_per_alpha(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,22 +323,6 @@ def test_command_writes_one_folder_or_one_per_alpha(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("error: ") for line in lines)
-
-
-MEASURE = """
-import sys
-from pathlib import Path
-from memer.merge import merge_weights
-
-def resident(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if name in line) * 1024
-
-Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
-imported = resident("VmRSS")
-merge_weights(sys.argv[1], sys.argv[2], sys.argv[3], alpha=0.8)
-print(resident("VmHWM") - imported)
-"""
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure peak memory")
