@@ -7,6 +7,7 @@ Source: MaP-WAM specification, section 10 (Algorithm 1).
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from memer.canvas import to_pixels, to_signed
 from memer.contract import Contract, plan_of
-from memer.errors import MemerError, UsageError
+from memer.errors import MemerError
 from memer.executors.base import ActionChunk, ChunkRequest, Pixels
+from memer.settings import check_count
 from models.codec import CodecState, make_codec
 from models.collate_plans import normalizers
 from models.cwm import CausalWorldModel, EvidenceCache
@@ -30,12 +32,11 @@ from models.wap_cache import PlanCache
 from models.wap_files import load_executor
 
 
-class _ModelPart:
+class _ModelPart(ABC):
     """Codec, text encoder, device and noise that both parts need."""
 
     def __init__(self, model: torch.nn.Module, contract: Contract, *, steps: int) -> None:
-        if steps < 1:
-            raise UsageError(f"steps: {steps}, must be at least 1")
+        check_count("steps", steps, least=1)
         self.contract = contract
         self.plan_settings = plan_of(contract)
         self.steps = steps
@@ -51,9 +52,9 @@ class _ModelPart:
         other._clear()
         return other
 
+    @abstractmethod
     def _clear(self) -> None:
         """Forget the episode."""
-        raise NotImplementedError
 
     def _clip(self, frames: Pixels) -> Tensor:
         """uint8[T, H, W, 3] as float32[1, 3, T, H, W] in [-1, 1] on the device."""

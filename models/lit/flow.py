@@ -6,6 +6,7 @@ number of the batch), so that a run that was killed goes on to the same weights.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
@@ -75,7 +76,7 @@ class Frozen:
             return self._texts.encode(texts).to(device=device, dtype=torch.float32)
 
 
-class FlowModule(pl.LightningModule, Generic[BatchT]):
+class FlowModule(pl.LightningModule, Generic[BatchT], ABC):
     """A thin LightningModule around a model that is trained by flow matching.
 
     Args:
@@ -116,21 +117,21 @@ class FlowModule(pl.LightningModule, Generic[BatchT]):
         self._loss: Tensor | None = None
         self._shapes: dict[str, torch.Size] = {}
 
+    @abstractmethod
     def build_model(self) -> nn.Module:
         """The model with its initial weights; called once, with torch's random numbers seeded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def losses(self, batch: BatchT, *, generator: torch.Generator) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of a batch, and figures by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def generate(self, batch: BatchT, count: int, *, generator: torch.Generator) -> None:
         """Generate for the first `count` samples of a validation batch and log how far off it is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make_collator(self) -> Callable[[Any], BatchT]:
         """The collate function for this model's data."""
-        raise NotImplementedError
 
     def initial_weights(self) -> Mapping[str, Tensor]:
         """The state that training began with, made again from seed and base, on the CPU."""
