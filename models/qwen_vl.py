@@ -44,6 +44,9 @@ SUPPORTED_MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 #: Modules that layers with a recurrent state need before samples may share a row.
 LINEAR_ATTENTION_KERNELS = ("fla", "causal_conv1d")
 
+#: Logger that advises, once per function, to install such kernels.
+_KERNEL_LOGGER = "transformers.integrations.hub_kernels"
+
 _FINGERPRINT_SAMPLES = 16
 _TOWER_ATTENTION = "memer_flash_equal_lengths"
 
@@ -97,6 +100,7 @@ def load_base(
         UsageError: not a supported image-and-text model.
     """
     load_config(base)
+    logging.getLogger(_KERNEL_LOGGER).addFilter(_kernels_could_run)
     with no_progress_bars():
         model = _load(
             AutoModelForImageTextToText, base, dtype=dtype, attn_implementation=available_attention(attention)
@@ -106,6 +110,11 @@ def load_base(
     _speed_up_tower(model.model.visual)
     tokenizer, image_processor = load_processors(base)
     return LoadedBase(model.eval(), tokenizer, image_processor)
+
+
+def _kernels_could_run(record: logging.LogRecord) -> bool:
+    """Whether to show a record: the kernels need a GPU, so without one four lines advise what cannot help."""
+    return torch.cuda.is_available() or "reference PyTorch implementation" not in record.getMessage()
 
 
 def load_processors(base: str | Path) -> tuple[Any, Any]:

@@ -1,3 +1,4 @@
+import inspect
 import json
 import logging
 import shutil
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText, Qwen3_5Config
+from transformers.integrations import hub_kernels
 
 from memer.errors import MemerError, SourceUnavailableError, UsageError
 from models.pixels import PixelGeometry
@@ -137,3 +139,17 @@ def test_fingerprint_follows_the_weights(base: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(base, tmp_path / "copy"))
     assert base_fingerprint(copy) == base_fingerprint(base)
     assert base_fingerprint(tiny_base(tmp_path / "other", seed=3)) != base_fingerprint(base)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_kernels_are_advised_only_where_they_could_run(
+    base: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_base(base)
+    text = "is falling back to its reference PyTorch implementation because"
+    assert text in inspect.getsource(hub_kernels)
+    logger = logging.getLogger(hub_kernels.__name__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    for message, shown in ((f"`f` {text} `fla` is not installed", gpu), ("another warning", True)):
+        record = logger.makeRecord(logger.name, logging.WARNING, __file__, 1, message, (), None)
+        assert bool(logger.filter(record)) is shown
