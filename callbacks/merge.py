@@ -7,10 +7,8 @@
 `python -m memer.merge --base BASE --tuned run_dir/tuned --alpha 0.8 --out DIR` gives the same weights again.
 """
 
-import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from torch import Tensor
 from callbacks.tuned import TunedModel
 from callbacks.whole import SavesModel, WholeModel, check_has_base, gathered_weights
 from memer.errors import MemerError, UsageError
+from memer.folders import write_json
 from memer.merge import alpha_name
 
 log = logging.getLogger(__name__)
@@ -181,6 +180,4 @@ class MergeCallback(pl.Callback):
                 for row in self.result.rows
             ],
         }
-        temporary = folder / f".{TABLE_FILE}.tmp"
-        temporary.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / TABLE_FILE)
+        write_json(folder / TABLE_FILE, table)

@@ -6,7 +6,6 @@ part, and nothing that was written before is lost.
 """
 
 import csv
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
+
+from memer.folders import replacing
 
 METRICS_FILE = "metrics.csv"
 FIRST_COLUMNS = ("step", "part")
@@ -91,12 +92,13 @@ class MetricsCsv(Logger):
 
     def _rewrite(self, rows: list[dict[str, str]], columns: list[str]) -> None:
         self._columns = columns
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(self.path) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.DictWriter(file, columns, lineterminator="\n", restval="")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(temporary, self.path)
 
 
 def _number(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """A look at plans: real frames of a sample as a strip, and what the model makes in their place."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from memer.folders import replacing
 from memer.sample import ExecutorSample, VisualPlannerSample
 
 PlanSample = VisualPlannerSample | ExecutorSample
@@ -62,10 +62,8 @@ def plan_record(
         if not len(frames):
             continue
         path = folder / f"{stem}_{k:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        strip(frames).save(temporary, format="PNG")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            strip(frames).save(temporary, format="PNG")
         images.append({"file": path.relative_to(folder).as_posix(), "caption": caption})
     return {
         "sample_id": f"{sample.source}/{sample.sample_id}",

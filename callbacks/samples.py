@@ -8,7 +8,6 @@ frames, see `callbacks.plan_samples`.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +19,7 @@ from callbacks.plan_samples import DrawsPlans, plan_record
 from callbacks.wandb_runs import wandb_run
 from memer.contract import Contract
 from memer.errors import UsageError
-from memer.folders import write_json
+from memer.folders import replacing, write_json
 from memer.instructions import read_answer
 from memer.prompts import answer_text, system_text, user_text
 from memer.sample import PlannerSample
@@ -131,10 +130,8 @@ def sample_record(
     memory = len(question.memory_keys)
     for k, key in enumerate(question.image_keys):
         path = folder / f"{stem}_{k:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        Image.fromarray(question.frames[key]).save(temporary, format="JPEG", quality=90)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            Image.fromarray(question.frames[key]).save(temporary, format="JPEG", quality=90)
         place = f"memory {k + 1}" if k < memory else f"recent {k - memory + 1}"
         caption = f"{place}: frame {key[2]}"
         images.append({"file": path.relative_to(folder).as_posix(), "caption": caption})

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from data.files import read_json, write_json_atomically
+from data.files import read_json
 from data.sources import Labeler, Source, json_hash
 from memer.episode import Episode
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.folders import write_json
 
 #: Folder of unfinished work inside the directory being made.
 WORK_FOLDER = ".work"
@@ -208,7 +209,7 @@ def remember_plan(work: Path, described: Mapping[str, Any]) -> None:
         if json_hash(old) != json_hash(described):
             raise PlanMismatchError(mismatch(work.parent, old, described))
     else:
-        write_json_atomically(plan, described)
+        write_json(plan, described, durable=True)
 
 
 def mismatch(where: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -1,29 +1,11 @@
-"""Small files: written beside and renamed, read with errors that name them."""
+"""Small JSON files, read with errors that name them and the way out."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from memer.errors import MemerError, SourceUnavailableError
-
-
-def write_bytes_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write beside, flush to the disk unless not `durable`, rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        if durable:
-            os.fsync(stream.fileno())
-    os.replace(temporary, path)
-
-
-def write_json_atomically(path: Path, values: Any) -> None:
-    """Indented JSON, written beside and renamed."""
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    write_bytes_atomically(path, text.encode("utf-8"))
 
 
 def read_manifest(

@@ -33,13 +33,14 @@ from data.building import (
     outcomes,
     unusable,
 )
-from data.files import read_json, write_bytes_atomically, write_json_atomically
+from data.files import read_json
 from data.sources import Labeler, Source, inputs_description, json_hash
 from data.views.planner import PlannerView, PlannerViewConfig, plan_histograms
 from memer.cameras import encode_jpeg, stacked_frames
 from memer.contract import CameraLayout, Contract
 from memer.episode import Episode
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.folders import replacing, write_json
 from memer.plan_settings import CanvasLayout
 from memer.prompts import answer_text, system_text, user_text
 from memer.sample import PlannerSample
@@ -178,7 +179,7 @@ def _remember(work: Path, described: Mapping[str, Any]) -> None:
             raise PlanMismatchError(mismatch(work.parent, old["media"], described["media"]))
         if json_hash(old) != json_hash(described):
             shutil.rmtree(work / "records", ignore_errors=True)
-    write_json_atomically(plan, described)
+    write_json(plan, described, durable=True)
     (work / "records").mkdir(exist_ok=True)
 
 
@@ -231,9 +232,11 @@ class _RecordTask:
             layout = replace(view.contract.cameras, jpeg_round_trip=False)
             for k, frame in zip(missing, stacked_frames(episode, layout, missing), strict=True):
                 path = self.folder / frame_path(episode.episode_index, k)
-                write_bytes_atomically(path, encode_jpeg(frame, layout), durable=False)
+                with replacing(path) as temporary:
+                    temporary.write_bytes(encode_jpeg(frame, layout))
         text = "".join(line + "\n" for line in lines)
-        write_bytes_atomically(summary.with_suffix(".jsonl"), text.encode("utf-8"))
+        with replacing(summary.with_suffix(".jsonl"), durable=True) as temporary:
+            temporary.write_bytes(text.encode("utf-8"))
         counts = {
             "episode_index": episode.episode_index,
             "records": len(lines),
@@ -241,7 +244,7 @@ class _RecordTask:
             "decoded": len(missing),
             "histograms": plan_histograms([(targets, plan)]),
         }
-        write_json_atomically(summary, counts)
+        write_json(summary, counts, durable=True)
         return counts
 
 
@@ -298,7 +301,7 @@ def _export(
         "episodes": [{"episode_index": c["episode_index"], "records": c["records"]} for c in written],
         "source_report": task.source.report(),
     }
-    write_json_atomically(task.folder / MANIFEST_FILE, manifest)
+    write_json(task.folder / MANIFEST_FILE, manifest, durable=True)
     return manifest
 
 
@@ -312,15 +315,14 @@ def _lines(work: Path, written: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _join(path: Path, lines: Iterator[str]) -> None:
     """One JSON list, a record per line, written beside and renamed."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+    with (
+        replacing(path, durable=True) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as stream,
+    ):
         stream.write("[")
         for number, line in enumerate(lines):
             stream.write((",\n" if number else "\n") + line)
         stream.write("\n]\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
 
 
 def _remove_unused(folder: Path, work: Path) -> None:

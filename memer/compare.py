@@ -7,7 +7,6 @@ unfinished are named and left out, the others are compared all the same.
 import csv
 import fnmatch
 import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,6 +15,7 @@ from statistics import mean
 from typing import Any
 
 from memer.errors import MemerError, UsageError
+from memer.folders import replacing
 from memer.html import page, table
 from memer.summary import RunSummary, flatten, read_summary
 from memer.svg import PALETTE, IntervalRow, interval_chart, number
@@ -183,15 +183,13 @@ def compare(
     result = make_table(summaries, refused=refused, metrics=metrics)
     if out is not None:
         out = Path(out)
-        out.mkdir(parents=True, exist_ok=True)
         for name, text in (
             ("comparison.md", result.markdown()),
             ("comparison.csv", result.csv()),
             ("report.html", result.html(title=title)),
         ):
-            temporary = out / (name + ".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, out / name)
+            with replacing(out / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
     return result
 
 

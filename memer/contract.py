@@ -5,14 +5,13 @@ difference is an error that shows the differing fields.
 """
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memer.errors import MemerError, SourceUnavailableError, UsageError
-from memer.folders import read_json
+from memer.folders import read_json, write_json
 from memer.plan_settings import PlanSettings
 from memer.settings import build, merge, require, require_counts
 
@@ -289,11 +288,7 @@ class Contract:
     def save(self, folder: Path | str) -> Path:
         """Write `contract.json` into `folder`, beside first, then renamed."""
         path = Path(folder) / CONTRACT_FILE
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(
-            json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
-        os.replace(temporary, path)
+        write_json(path, self.to_dict())
         return path
 
     @classmethod

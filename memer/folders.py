@@ -41,12 +41,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Indented UTF-8 JSON, written beside and then renamed; missing folders are made."""
+@contextmanager
+def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a name beside `path` to write to; it takes the place of `path` unless writing fails.
+
+    Args:
+        path: what readers see whole, the old or the new; missing folders are made.
+        durable: flush to the disk before the rename, for what a later run must be able to trust.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    yield temporary
+    if durable:
+        with temporary.open("r+b") as stream:
+            os.fsync(stream.fileno())
     os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    """Indented UTF-8 JSON, written as `replacing` says."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager

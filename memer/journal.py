@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from memer.errors import MemerError
+from memer.folders import replacing, write_json
 from memer.metrics import EpisodeScore
 from memer.rollout import EpisodeRollout
 
@@ -67,7 +68,8 @@ class RolloutJournal:
         if gone:
             kept = [entry for index, entry in self.finished.items() if index not in gone]
             text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept)
-            _replace(self._finished_path, text)
+            with replacing(self._finished_path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
             self.finished = {entry["episode_index"]: entry for entry in kept}
 
     def score(self, episode_index: int) -> EpisodeScore:
@@ -84,13 +86,15 @@ class RolloutJournal:
 
     def write_predictions(self, path: Path, *, order: Iterable[int]) -> None:
         """All rows in the given order of episodes, whatever order they finished in; beside, then renamed."""
-        temporary = path.with_name(path.name + ".tmp")
-        with self._rows_path.open("rb") as source, temporary.open("wb") as target:
+        with (
+            replacing(path) as temporary,
+            self._rows_path.open("rb") as source,
+            temporary.open("wb") as target,
+        ):
             for index in order:
                 entry = self.finished[index]
                 source.seek(entry["start"])
                 target.write(source.read(entry["end"] - entry["start"]))
-        os.replace(temporary, path)
 
     def remove(self) -> None:
         """Delete `partial/` once the results are written."""
@@ -99,7 +103,7 @@ class RolloutJournal:
     def _check_settings(self, settings: dict[str, Any]) -> None:
         path = self.folder / "settings.json"
         if not path.exists():
-            _replace(path, json.dumps(settings, indent=2) + "\n")
+            write_json(path, settings)
             return
         started = json.loads(path.read_text(encoding="utf-8"))
         different = sorted(
@@ -132,12 +136,6 @@ def _append(path: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,6 @@ import csv
 import fnmatch
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from memer.errors import MemerError, SourceUnavailableError, run_command
-from memer.folders import read_json
+from memer.folders import read_json, replacing
 from memer.html import key, page, picture, table
 from memer.map_report import episode_section, heading, read_chunks
 from memer.map_results import CHUNKS_FILE
@@ -86,9 +85,8 @@ def write_report(
     for rollout in rollout_folders(folder, file=CHUNKS_FILE):
         body += _plans(folder, rollout, episodes=episodes)
     path = folder / REPORT_FILE
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(page(title or folder.name, body), encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(page(title or folder.name, body), encoding="utf-8")
     return path
 
 

@@ -26,7 +26,7 @@ from data.features.layout import (
     latents_name,
     shards_hash,
 )
-from data.files import read_json, write_json_atomically
+from data.files import read_json
 from data.shards import ShardSet
 from data.sources import json_hash
 from data.views.base import PlanView
@@ -34,6 +34,7 @@ from data.views.frames import FrameCache
 from memer.canvas import to_signed
 from memer.devices import checked_device
 from memer.errors import MemerError, UsageError
+from memer.folders import replacing, write_json
 
 
 class Codec(Protocol):
@@ -195,7 +196,7 @@ class _Episodes:
             "texts": sorted(texts),
             "files": files,
         }
-        write_json_atomically(record, made)
+        write_json(record, made, durable=True)
         return made
 
     def _encode(self, clips: "_Clips", *, where: str) -> None:
@@ -253,7 +254,7 @@ def _finish(
         texts = sorted({text for row in rows for text in row["texts"]})
         embedded = torch.cat([text_encoder.encode([text]) for text in texts]).float().cpu().numpy()
         files[TEXT_FEATURES_FILE] = _save(partial / TEXT_FEATURES_FILE, embedded.astype(dtype))
-        write_json_atomically(partial / TEXTS_FILE, texts)
+        write_json(partial / TEXTS_FILE, texts, durable=True)
         files[TEXTS_FILE] = (partial / TEXTS_FILE).stat().st_size
     manifest = {
         **described,
@@ -262,16 +263,12 @@ def _finish(
         "episodes": [{"episode_index": row["episode_index"], "keys": row["keys"]} for row in rows],
         "files": files,
     }
-    write_json_atomically(partial / MANIFEST_FILE, manifest)
+    write_json(partial / MANIFEST_FILE, manifest, durable=True)
     return manifest
 
 
 def _save(path: Path, array: NDArray[Any]) -> int:
     """Write a .npy beside, flush it to the disk, rename; returns its bytes."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
+    with replacing(path, durable=True) as temporary, temporary.open("wb") as stream:
         np.save(stream, array, allow_pickle=False)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
     return path.stat().st_size

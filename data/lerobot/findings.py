@@ -1,13 +1,12 @@
 """What is wrong with a data set, in a form that names the place: findings, counted by code."""
 
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from memer.errors import MemerError
+from memer.folders import write_json
 
 Severity = Literal["error", "warning"]
 SHOWN = 5
@@ -116,8 +115,4 @@ class Findings:
 
 def write_report(report: dict[str, Any], path: Path | str) -> None:
     """Write a report as JSON, beside first, then renamed."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(target.name + ".tmp")
-    temporary.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, target)
+    write_json(Path(path), report)

@@ -6,10 +6,11 @@ import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.files import read_json, write_json_atomically
+from data.files import read_json
 from data.shards.layout import PartEntry, shard_name
 from data.shards.pieces import piece_path, record_path
 from memer.errors import MemerError
+from memer.folders import write_json
 
 
 class ShardJoiner:
@@ -95,7 +96,7 @@ class ShardJoiner:
             "entries": [entry.to_dict() for entry in entries],
             "episodes": self.episodes[self._first_episode :],
         }
-        write_json_atomically(self._work / f"{name}.json", state)
+        write_json(self._work / f"{name}.json", state, durable=True)
         self.shards.append(shard)
         for index in self._pieces:
             piece_path(self._work / "pieces", index).unlink(missing_ok=True)

@@ -5,7 +5,6 @@ A piece is a tar without the end-of-archive blocks counted, so that joining piec
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -16,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from webdataset import TarWriter
 
-from data.files import write_json_atomically
 from data.shards.layout import TAR_BLOCK, PartEntry, padded, part_key
 from data.shards.statistics import Moments
 from memer.cameras import encode_jpeg, prepare_view
 from memer.contract import CameraLayout
 from memer.episode import Episode
 from memer.errors import MemerError
+from memer.folders import replacing, write_json
 
 FEATURES = ("state", "action")
 
@@ -46,27 +45,26 @@ def write_piece(episode: Episode, *, layout: CameraLayout, max_frames: int, fold
     """
     check_episode(episode, layout)
     target = piece_path(folder, episode.episode_index)
-    temporary = target.with_name(target.name + ".tmp")
     entries: list[PartEntry] = []
     position = 0
     frames = _prepared_frames(episode, layout)
     starts = range(0, episode.num_frames, max_frames)
-    with temporary.open("wb") as stream:
-        # Times, owners and modes are fixed: the same episode gives the same bytes anywhere.
-        with TarWriter(
+    # Times, owners and modes are fixed: the same episode gives the same bytes anywhere.
+    with (
+        replacing(target, durable=True) as temporary,
+        temporary.open("wb") as stream,
+        TarWriter(
             stream, user="memer", group="memer", mtime=0, encoder=False, format=tarfile.USTAR_FORMAT
-        ) as tar:
-            for part, start in enumerate(starts):
-                end = min(start + max_frames, episode.num_frames)
-                sample = _part_sample(
-                    episode, layout, frames=frames, part=part, num_parts=len(starts), start=start, end=end
-                )
-                entry, position = _entry(sample, episode, part=part, start=start, end=end, at=position)
-                entries.append(entry)
-                tar.write(sample)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, target)
+        ) as tar,
+    ):
+        for part, start in enumerate(starts):
+            end = min(start + max_frames, episode.num_frames)
+            sample = _part_sample(
+                episode, layout, frames=frames, part=part, num_parts=len(starts), start=start, end=end
+            )
+            entry, position = _entry(sample, episode, part=part, start=start, end=end, at=position)
+            entries.append(entry)
+            tar.write(sample)
     record = {
         "episode_index": episode.episode_index,
         "num_frames": episode.num_frames,
@@ -76,7 +74,7 @@ def write_piece(episode: Episode, *, layout: CameraLayout, max_frames: int, fold
         "bytes": position,
         "parts": [entry.to_dict() for entry in entries],
     }
-    write_json_atomically(record_path(folder, episode.episode_index), record)
+    write_json(record_path(folder, episode.episode_index), record, durable=True)
     return record
 
 

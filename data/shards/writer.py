@@ -27,7 +27,7 @@ from data.building import (
     remember_plan,
     unusable,
 )
-from data.files import read_json, write_bytes_atomically, write_json_atomically
+from data.files import read_json
 from data.shards.joiner import ShardJoiner
 from data.shards.layout import FORMAT_VERSION, INDEX_FILE, MANIFEST_FILE, PartEntry
 from data.shards.pieces import FEATURES, piece_path, record_path, write_piece
@@ -35,6 +35,7 @@ from data.shards.statistics import Moments
 from data.sources import Labeler, Source, inputs_description, json_hash
 from memer.contract import CameraLayout, Contract
 from memer.errors import MemerError, SourceUnavailableError, UsageError
+from memer.folders import replacing, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +256,10 @@ def _write_manifest(
         "contract": contract.to_dict(),
         "source_report": source.report(),
     }
-    write_bytes_atomically(partial / INDEX_FILE, rows.encode("utf-8"))
+    with replacing(partial / INDEX_FILE, durable=True) as temporary:
+        temporary.write_bytes(rows.encode("utf-8"))
     contract.save(partial)
-    write_json_atomically(partial / MANIFEST_FILE, manifest)
+    write_json(partial / MANIFEST_FILE, manifest, durable=True)
     return manifest
 
 
