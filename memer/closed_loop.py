@@ -14,6 +14,7 @@ from memer.planners.base import Planner
 from memer.planners.oracle import KnowsWorld
 from memer.rollout import EpisodeRollout, StepHook, episode_seed, prediction_row
 from memer.session import MemorySource, PlannerSession, plan_step
+from memer.settings import check_count
 from memer.tabletop.controller import SubtaskController
 from memer.tabletop.env import TabletopEnv
 
@@ -116,9 +117,8 @@ def rollout_closed_loop(
     Raises:
         UsageError: a number below 1, or `memory_source=gt`.
     """
-    for name, value in (("planner_stride", planner_stride), ("batch_size", batch_size)):
-        if value < 1:
-            raise UsageError(f"{name}: {value}, must be >= 1")
+    check_count("planner_stride", planner_stride, least=1)
+    check_count("batch_size", batch_size, least=1)
     if memory_source == "gt":
         raise UsageError("memory_source: 'gt' needs labelled episodes; use eval=offline")
     phases = window_phases(contract, planner_stride)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from memer.closed_loop import Outcome, outcome_of
-from memer.errors import UsageError
 from memer.executors.base import ActsTogether, ChunkRequest
 from memer.executors.oracles import KnowsWorld
 from memer.plan_policy import MapWamPolicy
 from memer.plan_records import ChunkLog, SegmentLog
 from memer.rollout import EpisodeRollout, episode_seed
+from memer.settings import check_count
 from memer.tabletop.env import Observation, TabletopEnv
 
 #: Called with the episode's number and the policy once an episode is over, before the policy is reset.
@@ -101,8 +101,7 @@ def rollout_map_wam(
     Raises:
         UsageError: a batch size below 1.
     """
-    if batch_size < 1:
-        raise UsageError(f"batch_size: {batch_size}, must be >= 1")
+    check_count("batch_size", batch_size, least=1)
     waiting, free = iter(episodes), [policy.fork() for _ in range(batch_size)]
     lanes: list[_Lane] = []
     while True:

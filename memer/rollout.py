@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from memer.cameras import stacked_frames
 from memer.contract import Contract
 from memer.episode import Episode, normalize_label
-from memer.errors import UsageError
 from memer.keyframes import KeyframeRules
 from memer.metrics import EpisodeScore, Truth, score_episode
 from memer.planners.base import Planner
 from memer.planners.oracle import KnowsEpisode
 from memer.session import MemorySource, PlannerSession, StepRecord, plan_step
+from memer.settings import check_count
 
 #: Called after every step of a session: for progress, thumbnails, traces.
 StepHook = Callable[[int, PlannerSession, StepRecord], None]
@@ -183,9 +183,8 @@ def rollout_offline(
     Raises:
         UsageError: a stride or batch size below 1.
     """
-    for name, value in (("eval_stride", eval_stride), ("batch_size", batch_size)):
-        if value < 1:
-            raise UsageError(f"{name}: {value}, must be >= 1")
+    check_count("eval_stride", eval_stride, least=1)
+    check_count("batch_size", batch_size, least=1)
 
     def open_lane(episode: Episode) -> _Lane:
         keyframes = rules.select_segments(episode.segments)

@@ -16,6 +16,7 @@ from conf.evaluate.record import (
     planner_facts,
     print_figures,
     record_episodes,
+    rollout_settings,
     run_facts,
     step_hooks,
 )
@@ -73,13 +74,9 @@ def evaluate_closed_loop(cfg: Mapping[str, Any]) -> int:
             planner,
             contract,
             planner_stride=cfg["planner_stride"],
-            batch_size=cfg["batch_size"],
-            memory_source=cfg["memory_source"],
-            seed=cfg["seed"],
-            retries=cfg["retries"],
-            full_trace=cfg["full_trace"],
             reference=cfg["reference"],
             on_step=hook,
+            **rollout_settings(cfg),
         )
         record_episodes(journal, rollouts, bar)
     dataset = {

@@ -15,6 +15,7 @@ from conf.evaluate.record import (
     planner_facts,
     print_figures,
     record_episodes,
+    rollout_settings,
     run_facts,
     step_hooks,
 )
@@ -60,14 +61,10 @@ def evaluate_offline(cfg: Mapping[str, Any]) -> int:
             contract,
             rules,
             eval_stride=stride,
-            batch_size=cfg["batch_size"],
-            memory_source=cfg["memory_source"],
-            seed=cfg["seed"],
-            retries=cfg["retries"],
             boundary_width=cfg["boundary_width"],
             casefold=cfg["casefold"],
-            full_trace=cfg["full_trace"],
             on_step=hook,
+            **rollout_settings(cfg),
         )
         record_episodes(journal, rollouts)
     dataset = {

@@ -44,6 +44,11 @@ def step_hooks(cfg: Mapping[str, Any], out: Path, bar: Any) -> tuple[StepHook, F
     return hook, frames
 
 
+def rollout_settings(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """What a planner's rollout is told, whether it replays or plays."""
+    return {name: cfg[name] for name in ("batch_size", "memory_source", "seed", "retries", "full_trace")}
+
+
 def record_episodes(journal: RolloutJournal, rollouts: Iterable[EpisodeRollout], bar: Any = None) -> None:
     """Write every finished episode into the journal; `bar` shows how many succeeded."""
     successes = done = 0

@@ -154,7 +154,7 @@ def test_unlabelled_target_has_no_verdict():
 def test_numbers_below_one_are_refused():
     contract = small_contract()
     for settings in ({"eval_stride": 0}, {"batch_size": 0}):
-        with pytest.raises(UsageError, match="must be >= 1"):
+        with pytest.raises(UsageError, match="must be at least 1"):
             list(rollout_offline([], PicturePlanner(), contract, RULES, **settings))
 
 
