@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from conf.evaluate.closed_loop import evaluate_closed_loop
+from conf.evaluate.handover import check_allowed
 from conf.evaluate.map_wam import evaluate_map_wam
 from conf.evaluate.offline import evaluate_offline
 from conf.launch import hydra_root
@@ -34,6 +35,7 @@ class FirstFew(logging.Filter):
 def main(cfg: dict[str, Any]) -> int | None:
     """Dispatch on the mode."""
     logging.getLogger("memer.memory").addFilter(FirstFew(3))
+    check_allowed(cfg["allow_mismatch"])
     if cfg["mode"] == "offline":
         return evaluate_offline(cfg)
     if cfg["mode"] == "closed_loop":

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from memer.errors import MemerError, UsageError
 
@@ -69,6 +70,22 @@ def build(kind: type[T], values: object, *, where: str) -> T:
         return kind(**values)
     except TypeError as error:  # a field without default is missing; the class names it
         raise MemerError(f"{where}: {error}") from None
+
+
+def field_names(kind: type, prefix: str = "") -> list[str]:
+    """Dotted names of the fields of a dataclass and of the dataclasses in it, groups first.
+
+    >>> from memer.contract import Contract
+    >>> [name for name in field_names(Contract) if name.startswith("windows")][:2]
+    ['windows', 'windows.frame_subsample']
+    """
+    names: list[str] = []
+    for name, hint in get_type_hints(kind).items():
+        names.append(prefix + name)
+        for part in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+            if is_dataclass(part):
+                names += field_names(part, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return names
 
 
 def merge(old: object, new: object) -> Any:

@@ -8,6 +8,7 @@ import pytest
 
 import eval as evaluation
 from conf.compose import compose
+from conf.evaluate.handover import check_allowed
 from data.shards import BuildSettings, build_shards
 from data.tabletop import TabletopSource
 from memer.artifact import load_policy, seal_artifact
@@ -214,6 +215,23 @@ def test_contract_mismatch_between_artifact_and_shards_is_named(tmp_path, shards
     assert "allow_mismatch" in text
     allowed = "allow_mismatch=[cameras.jpeg_quality,fps]"
     assert run(tmp_path / "allowed", *overrides, allowed)["num_episodes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        ("[camera.jpeg_qualty]", "contract field 'camera.jpeg_qualty', did you mean 'cameras.jpeg_quality'?"),
+        ("[windows,keyframes_length]", "'keyframes_length', did you mean 'windows.keyframes_length'"),
+        ("[colour]", "no contract field 'colour'; fields are fps, cameras, windows,"),
+        ("fps", "'fps', must be a list such as"),
+    ],
+)
+def test_a_mistyped_field_allows_nothing_silently(tmp_path, allowed, words):
+    assert words in refused(tmp_path, "eval=closed_loop", "planner=oracle", f"allow_mismatch={allowed}")
+
+
+def test_every_field_that_contracts_may_differ_in_can_be_named():
+    check_allowed(["plan", "plan.canvas.height", "statistics.state.mean", "rules_hash", "plan.codec.weights"])
 
 
 def test_contract_overrides_need_a_name_too(tmp_path, shards, artifact):

@@ -4,17 +4,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conf.compose import CONF_DIR
+from conf.suggest import did_you_mean
 from memer.artifact import load_policy
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
 from memer.keyframes import KeyframeRules
 from memer.policy import Policy
+from memer.settings import field_names
 from memer.windows import check_rate
 
 
 def load_artifact(cfg: Mapping[str, Any]) -> Policy | None:
     """The exported planner of policy=DIR; None without one."""
     return None if cfg["policy"] is None else load_policy(cfg["policy"], device=cfg["device"])
+
+
+def check_allowed(names: object) -> None:
+    """Refuse an `allow_mismatch` that names no contract field: it would allow nothing, and nobody would know.
+
+    Raises:
+        UsageError: naming the first one, with close names.
+    """
+    if not isinstance(names, list | tuple):
+        raise UsageError(f"allow_mismatch: {names!r}, must be a list such as [cameras.jpeg_quality,fps]")
+    known = field_names(Contract)
+    for name in map(str, names):
+        # What lies below the statistics are features of the data, which no type knows.
+        if name not in known and not name.startswith("statistics."):
+            near = did_you_mean(name, known) or f"; fields are {', '.join(n for n in known if '.' not in n)}"
+            raise UsageError(f"allow_mismatch: no contract field {name!r}{near}")
 
 
 def policy_contract(policy: Policy, cfg: Mapping[str, Any]) -> Contract:
