@@ -8,8 +8,7 @@ from typing import Any
 from memer.folders import write_json
 from memer.intervals import bootstrap_interval
 from memer.journal import RolloutJournal
-from memer.metrics import latency_summary
-from memer.results import all_rows, counts_of, outcome_figures, played_episodes
+from memer.results import all_rows, counts_of, outcome_figures, played_episodes, write_summary
 
 CHUNKS_FILE = "chunks.jsonl"
 
@@ -50,15 +49,13 @@ def write_map_wam(
     metrics["forced_segments"] = sum(entry["forced"] for entry in entries)
     write_json(out / "episodes.json", played_episodes(journal, episodes))
     journal.write_predictions(out / CHUNKS_FILE, order=episodes)
-    summary = {
-        "eval": "map_wam",
-        **metrics,
-        "num_chunks": sum(1 for _ in all_rows(journal, episodes)),
-        **counts_of(entries),
-        "metrics": metrics,
-        "ci": ci,
-        "latency_ms": latency_summary(all_rows(journal, episodes)),
-        **facts,
-    }
-    write_json(out / "summary.json", summary)
-    return summary
+    return write_summary(
+        out,
+        "map_wam",
+        journal,
+        episodes=episodes,
+        metrics=metrics,
+        ci=ci,
+        counts={"num_chunks": sum(1 for _ in all_rows(journal, episodes)), **counts_of(entries)},
+        facts=facts,
+    )

@@ -58,18 +58,16 @@ def write_offline(
     )
     write_json(out / "label_metrics.json", label_table(scores, casefold=casefold))
     journal.write_predictions(out / "predictions.jsonl", order=episodes)
-    summary = {
-        "eval": "offline",
-        **metrics,
-        "num_episodes": len(scores),
-        "num_steps": sum(score.timesteps for score in scores),
-        "metrics": metrics,
-        "ci": ci,
-        "latency_ms": latency_summary(all_rows(journal, episodes)),
-        **facts,
-    }
-    write_json(out / "summary.json", summary)
-    return summary
+    return write_summary(
+        out,
+        "offline",
+        journal,
+        episodes=episodes,
+        metrics=metrics,
+        ci=ci,
+        counts={"num_episodes": len(scores), "num_steps": sum(score.timesteps for score in scores)},
+        facts=facts,
+    )
 
 
 def write_closed_loop(
@@ -103,11 +101,34 @@ def write_closed_loop(
         ],
     )
     journal.write_predictions(out / "predictions.jsonl", order=episodes)
+    return write_summary(
+        out,
+        "closed_loop",
+        journal,
+        episodes=episodes,
+        metrics=metrics,
+        ci=ci,
+        counts={"num_steps": rows, **counts_of(entries)},
+        facts=facts,
+    )
+
+
+def write_summary(
+    out: Path,
+    kind: str,
+    journal: RolloutJournal,
+    *,
+    episodes: Sequence[int],
+    metrics: Mapping[str, Any],
+    ci: Mapping[str, Any],
+    counts: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write summary.json, the same for every kind of evaluation; returns it."""
     summary = {
-        "eval": "closed_loop",
+        "eval": kind,
         **metrics,
-        "num_steps": rows,
-        **counts_of(entries),
+        **counts,
         "metrics": metrics,
         "ci": ci,
         "latency_ms": latency_summary(all_rows(journal, episodes)),
