@@ -1,8 +1,10 @@
 """Commands as a user types them: subprocesses in an empty folder, with this checkout's code."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +46,24 @@ def run_in(folder: Path, *words: str, timeout_s: float = 240) -> subprocess.Comp
 def check(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     assert result.returncode == 0, f"{result.args}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
     return result
+
+
+def kill_after_a_checkpoint(words: list[str], folder: Path, *, cwd: Path) -> None:
+    """Start a training and end it, as a power cut would, once its run `folder` holds a checkpoint."""
+    process = subprocess.Popen(
+        command_line(*words),
+        cwd=cwd,
+        env=command_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 180
+    while not list(folder.glob("checkpoints/step_*.ckpt")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
 
 
 SLOT = ["cameras.view_width=32", "cameras.view_height=32"]

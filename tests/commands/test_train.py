@@ -1,13 +1,10 @@
 import json
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.commands.conftest import SHORT, check, command_environment, command_line, run_in
+from tests.commands.conftest import SHORT, check, kill_after_a_checkpoint, run_in
 
 pytestmark = pytest.mark.slow
 
@@ -33,20 +30,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(shards: Path, tmp_path: Path) 
 
     broken = tmp_path / "runs" / "memer_tabletop" / "broken"
     words = arguments(shards, "broken")
-    process = subprocess.Popen(
-        command_line(*words),
-        cwd=tmp_path,
-        env=command_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 180
-    while not list(broken.glob("checkpoints/step_*.ckpt")):
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_after_a_checkpoint(words, broken, cwd=tmp_path)
     assert not (broken / "export").exists()
 
     result = check(run_in(tmp_path, *words))

@@ -1,9 +1,6 @@
 """World model and executor as a user trains them: kill and resume, exports, mistakes of one line."""
 
 import json
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from memer.artifact import verify_artifact
 from models.cwm_files import load_world_model
 from models.wap_files import load_executor
-from tests.commands.conftest import SLOT, check, command_environment, command_line, run_in
+from tests.commands.conftest import SLOT, check, kill_after_a_checkpoint, run_in
 
 pytestmark = pytest.mark.slow
 
@@ -43,23 +40,6 @@ def arguments(shards: Path, experiment: str, run_id: str, *more: str) -> list[st
         f"run_id={run_id}",
         *more,
     ]
-
-
-def kill_after_a_checkpoint(words: list[str], folder: Path, *, cwd: Path) -> None:
-    process = subprocess.Popen(
-        command_line(*words),
-        cwd=cwd,
-        env=command_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 180
-    while not list(folder.glob("checkpoints/step_*.ckpt")):
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.parametrize(
