@@ -113,6 +113,20 @@ def test_the_weights_of_bsmntw():
         loss_weight(t, kind="snr")  # type: ignore[arg-type]
 
 
+def test_weighted_by_data_the_error_is_that_of_the_clean_sample():
+    """Up to one constant, whatever the time and whatever the network predicts."""
+    data, noise = draws(6, 4)
+    wrong = data + 0.1 * draws(6, 4, seed=1)[0]
+    t = torch.tensor([0.01, 0.05, 0.3, 0.6, 0.9, 1.0])
+    x_t = interpolate(data, noise, t)
+    found = to_velocity(wrong, x_t, t, kind="data")
+    true = to_velocity(data, x_t, t, kind="data")
+    ratio = loss_weight(t, kind="data") * (found - true).square().mean(1) / (wrong - data).square().mean(1)
+    assert ratio.tolist() == pytest.approx([ratio[0].item()] * 6, rel=1e-4)
+    grid = torch.tensor(euler_times(1000)[:-1], dtype=torch.float64)
+    assert loss_weight(grid, kind="data").mean().item() == pytest.approx(1.0, abs=1e-9)
+
+
 def test_the_masked_error_counts_only_what_is_valid():
     pred, target = torch.zeros(1, 3, 2), torch.tensor([[[1.0, 1.0], [2.0, 2.0], [9.0, 9.0]]])
     valid = torch.tensor([[True, True, False]])
