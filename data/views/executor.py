@@ -30,6 +30,7 @@ from memer.plan_settings import TEMPORAL_RATIO
 from memer.plan_windows import clip_indices, segment_plan_indices
 from memer.progress import progress_labels
 from memer.sample import ExecutorSample
+from memer.settings import check_count
 
 Tail = Literal["pad", "continue"]
 ProgressPad = Literal["mask", "one"]
@@ -56,7 +57,7 @@ class ChunkSteps:
 
     Attributes:
         steps: raw frames t, ascending.
-        weights: uses per epoch.
+        weights: uses per epoch, more at the start of a segment where that is asked for.
         labels: subtask of each step.
         valid: supervised actions of each step.
         finished: steps that count as finished.
@@ -82,6 +83,9 @@ class ExecutorView:
         progress_pad: progress behind the end is masked (`mask`), or supervised as 1 (`one`).
         gripper: dimensions of a delta action that hold an absolute command, kept by padding; negative ones
             count from the end.
+        start_weight: uses per epoch of the first steps of a segment. There the pictures alone tell where to
+            go; a few steps later the robot's own state shows it, and most samples teach nothing about seeing.
+        start_steps: how many these are, in raw frames.
 
     Raises:
         UsageError: a value or a switch of the plan that this view cannot serve.
@@ -97,6 +101,8 @@ class ExecutorView:
         tail: Tail = "pad",
         progress_pad: ProgressPad = "mask",
         gripper: Sequence[int] = (-1,),
+        start_weight: float = 1.0,
+        start_steps: int = 4,
     ) -> None:
         self.contract = contract
         self.columns: tuple[str, ...] = ("state", "action")
@@ -110,6 +116,9 @@ class ExecutorView:
                 raise UsageError(f"view.{name}: {value!r}, must be {' or '.join(accepted)}")
         if type(sample_stride) is not int or sample_stride < 1:
             raise UsageError(f"view.sample_stride: {sample_stride!r}, must be a number >= 1")
+        if type(start_weight) not in (int, float) or not start_weight > 0:
+            raise UsageError(f"view.start_weight: {start_weight!r}, must be positive")
+        check_count("view.start_steps", start_steps, least=0)
         if self.plan.executor_context == "full_history":
             raise UsageError(
                 "contract.plan.executor_context: full_history is for latency measurements; samples hold a "
@@ -124,6 +133,8 @@ class ExecutorView:
         self.tail = tail
         self.progress_pad = progress_pad
         self.gripper = self._dimensions(gripper)
+        self.start_weight = start_weight
+        self.start_steps = start_steps
 
     def targets(self, segments: Sequence[Segment], *, num_frames: int) -> SegmentTargets:
         """The segments, checked, with the last supervised frame of each."""
@@ -140,6 +151,7 @@ class ExecutorView:
         """Every `sample_stride`-th step of every segment of two frames or more."""
         whole = self.plan.progress_mode == "classification"
         steps: list[int] = []
+        weights: list[float] = []
         labels: list[str] = []
         valid: list[int] = []
         finished = skipped = 0
@@ -149,12 +161,14 @@ class ExecutorView:
                 continue
             mine = range(segment.start, segment.end if whole else segment.end - 1, self.sample_stride)
             steps += mine
+            first = segment.start + self.start_steps
+            weights += [self.start_weight if t < first else 1.0 for t in mine]
             labels += [segment.label] * len(mine)
             valid += [min(self.plan.action_horizon, last - t) for t in mine]
             finished += sum(self._finished(segment, t) for t in mine)
         return ChunkSteps(
             steps=tuple(steps),
-            weights=(1.0,) * len(steps),
+            weights=tuple(weights),
             labels=tuple(labels),
             valid=tuple(valid),
             finished=finished,
@@ -329,6 +343,8 @@ class ExecutorViewConfig:
         tail: pad or continue.
         progress_pad: mask or one.
         gripper: dimensions of delta actions that padding holds.
+        start_weight: uses per epoch of a segment's first steps.
+        start_steps: raw frames.
     """
 
     contract: Mapping[str, Any]
@@ -336,6 +352,8 @@ class ExecutorViewConfig:
     tail: Tail = "pad"
     progress_pad: ProgressPad = "mask"
     gripper: Sequence[int] = (-1,)
+    start_weight: float = 1.0
+    start_steps: int = 4
 
     def bind(
         self, contract: Contract, *, sample_stride: int | None = None, plain: bool = False
@@ -347,4 +365,6 @@ class ExecutorViewConfig:
             tail=self.tail,
             progress_pad=self.progress_pad,
             gripper=self.gripper,
+            start_weight=self.start_weight,
+            start_steps=self.start_steps,
         )

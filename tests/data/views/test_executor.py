@@ -36,6 +36,20 @@ def test_every_step_but_the_last_of_a_segment_is_a_sample() -> None:
     assert steps_of(episode, plan={"progress_mode": "classification"}) == (2, 3, 4, 5, 7, 8, 9)
 
 
+def test_the_first_steps_of_a_segment_may_be_used_more_often() -> None:
+    """By frames, not samples: with a stride fewer of them lie in the same stretch."""
+    episode = episode_with([6, 7, 10], 14, first=2)
+
+    def weights(**choices: Any) -> tuple[float, ...]:
+        view = make_view(start_weight=5.0, **choices)
+        return view.steps(view.targets(episode.segments, num_frames=episode.num_frames)).weights
+
+    assert weights(start_steps=1) == (5, 1, 1, 5, 1)
+    assert weights(start_steps=2) == (5, 5, 1, 5, 5)
+    assert weights(start_steps=2, sample_stride=2) == (5, 1, 5)
+    assert weights(start_steps=0) == (1,) * 5
+
+
 def test_commands_lead_to_the_frames_they_stand_for() -> None:
     episode = episode_with([30], 40)
     sample = sample_at(5, episode)
@@ -175,6 +189,9 @@ def test_histograms_count_padding_and_what_gives_no_sample() -> None:
         ({}, {"progress_pad": "zero"}, "view.progress_pad: 'zero'"),
         ({}, {"sample_stride": 0}, "view.sample_stride: 0"),
         ({}, {"sample_stride": "x"}, "view.sample_stride: 'x', must be a number"),
+        ({}, {"start_weight": 0}, "view.start_weight: 0, must be positive"),
+        ({}, {"start_weight": "x"}, "view.start_weight: 'x', must be positive"),
+        ({}, {"start_steps": -1}, "view.start_steps: -1, must be at least 0"),
         ({}, {"gripper": [2]}, r"view.gripper: \[2\], must be .* of the actions, -2\.\.1"),
         ({}, {"gripper": ["x"]}, r"view.gripper: \['x'\]"),
         ({"executor_context": "full_history"}, {}, "full_history is for latency"),
