@@ -34,7 +34,7 @@ from memer.flow import (
 from memer.plan_settings import TEMPORAL_RATIO
 from models.cwm_layout import Layout, all_targets_layout, block_of, one_target_layout
 from models.evidence import EvidenceCache
-from models.masks import block_mask
+from models.masks import Attention, block_mask
 from models.wan import TIME_SCALE, CausalWan, Rope, TextGroup, rope_rows, time_embedding
 
 #: Share of noise that evidence gets at most where `history_noise_prob` is set.
@@ -57,6 +57,7 @@ class CausalWorldModel(nn.Module):
         weighting: of the loss by time.
         history_noise_prob: probability per finished block of being shown with noise, at most half. 0 = off.
         text_drop: probability per target of being trained without its text, for guidance. 0 = off.
+        attention: of the masked training pass: `sdpa`, or `flex` (CUDA). No part of what the weights mean.
 
     Source: MaP-WAM specification, sections 2 and 7.
     """
@@ -74,6 +75,7 @@ class CausalWorldModel(nn.Module):
         weighting: Weighting = "none",
         history_noise_prob: float = 0.0,
         text_drop: float = 0.0,
+        attention: Attention = "sdpa",
     ) -> None:
         super().__init__()
         for name, value, accepted in (
@@ -82,6 +84,7 @@ class CausalWorldModel(nn.Module):
             ("visual_plan", visual_plan, ("memory", "current_only")),
             ("targets", targets, ("all_targets", "one_target")),
             ("weighting", weighting, ("none", "bsmntw")),
+            ("attention", attention, ("sdpa", "flex")),
         ):
             if value not in accepted:
                 raise UsageError(f"world model: {name}={value!r}, must be {' or '.join(accepted)}")
@@ -108,6 +111,7 @@ class CausalWorldModel(nn.Module):
         self.weighting: Weighting = weighting
         self.history_noise_prob = history_noise_prob
         self.text_drop = text_drop
+        self.attention: Attention = attention
 
     # -- training ----------------------------------------------------------------------------------------
 
@@ -229,7 +233,7 @@ class CausalWorldModel(nn.Module):
             (slice(0, count), net.embed_text(texts[0].to(net.dtype))),
             (slice(count, None), net.embed_text(texts[1].to(net.dtype))),
         ]
-        mask = layout.mask(grid[0] * grid[1], tokens.device)
+        mask = layout.mask(grid[0] * grid[1], tokens.device, attention=self.attention)
         tokens, _ = net.run(tokens, time, rope=rope, text_groups=text_groups, mask=mask)
         return net.head(tokens[:, count:], temb[:, clean.shape[2] :], grid=grid)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.masks import cwm_mask
+from models.masks import Attention, Mask, cwm_block_mask, cwm_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,19 @@ class Layout:
     plan_latents: int
     shared: int | None = None
 
-    def mask(self, tokens_per_frame: int, device: torch.device) -> Tensor:
-        """bool[F n, F n] or bool[B, F n, F n]."""
+    def mask(self, tokens_per_frame: int, device: torch.device, *, attention: Attention = "sdpa") -> Mask:
+        """bool[F n, F n] or bool[B, F n, F n]; for `flex` the same as a BlockMask."""
         if self.shared is not None:
-            return _shared_mask(self.shared, self.plan_latents, tokens_per_frame, device)
-        return self._mask(tokens_per_frame).to(device)
+            return _shared_mask(self.shared, self.plan_latents, tokens_per_frame, device, attention)
+        return self._mask(tokens_per_frame, device, attention)
 
-    def _mask(self, tokens_per_frame: int) -> Tensor:
-        is_target = torch.arange(self.positions.shape[-1]) >= self.num_clean
-        blocks = block_of(self.positions, self.plan_latents)
-        return cwm_mask(blocks, is_target, tokens_per_frame=tokens_per_frame)
+    def _mask(self, tokens_per_frame: int, device: torch.device, attention: Attention) -> Mask:
+        build = cwm_block_mask if attention == "flex" else cwm_mask
+        # A mask first needed in validation is kept for training, where inference tensors cannot be saved.
+        with torch.inference_mode(False):
+            is_target = torch.arange(self.positions.shape[-1]) >= self.num_clean
+            blocks = block_of(self.positions, self.plan_latents)
+            return build(blocks.to(device), is_target.to(device), tokens_per_frame=tokens_per_frame)
 
 
 def block_of(positions: Tensor, plan_latents: int) -> Tensor:
@@ -74,5 +77,7 @@ def one_target_layout(chosen: Tensor, plan_latents: int) -> Layout:
 
 
 @functools.lru_cache(maxsize=32)
-def _shared_mask(num_segments: int, plan_latents: int, tokens_per_frame: int, device: torch.device) -> Tensor:
-    return all_targets_layout(num_segments, plan_latents)._mask(tokens_per_frame).to(device)
+def _shared_mask(
+    num_segments: int, plan_latents: int, tokens_per_frame: int, device: torch.device, attention: Attention
+) -> Mask:
+    return all_targets_layout(num_segments, plan_latents)._mask(tokens_per_frame, device, attention)

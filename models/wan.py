@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from memer.errors import UsageError
+from models.masks import Mask
 from models.rope import Rope, RopeTables, rope_1d, rope_rows, rotate
 from models.wan_layer import (
     KeyValue,
@@ -104,7 +105,7 @@ class CausalBlock(WanTransformerBlock):
         time: Tensor,
         rope: Rope,
         *,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         past: KeyValue | None = None,
         checkpointing: bool = False,
     ) -> Any:
@@ -199,7 +200,7 @@ class CausalWan(WanTransformer3DModel):
         *,
         rope: Rope,
         text_groups: Sequence[TextGroup],
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         cache: Sequence[KeyValue] | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """All blocks.
@@ -210,6 +211,7 @@ class CausalWan(WanTransformer3DModel):
             rope: of these tokens.
             text_groups: over these tokens.
             mask: bool[S, K] or bool[B, S, K] with K = cached tokens + S, True = may attend; None = all.
+                Or, without a cache, a BlockMask over S tokens.
             cache: per layer keys and values of earlier tokens, seen before the new ones; left unchanged.
 
         Returns:
@@ -237,7 +239,7 @@ class CausalWan(WanTransformer3DModel):
         *,
         text_groups: Sequence[TextGroup],
         positions: Tensor,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         cache: Sequence[KeyValue] | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """The whole network: the output for every latent frame, and the new keys and values.

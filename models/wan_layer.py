@@ -15,7 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
+from models.flex import attend_flex
+from models.masks import Mask
 from models.rope import Rope, rotate
 
 #: Keys (after norm and rotation) and values of one layer, [B, S, heads, head_dim].
@@ -102,18 +105,21 @@ def qkv(block: nn.Module, x: Tensor, mod: Modulation, rope: Rope | None) -> tupl
     return (q, k, v) if rope is None else (rotate(q, rope), rotate(k, rope), v)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Scaled dot-product attention.
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None) -> Tensor:
+    """Scaled dot-product attention: SDPA, or FlexAttention where the mask is made for it.
 
     Args:
         q: [B, Q, heads, head_dim].
         k: [B, K, heads, head_dim].
         v: as k.
-        mask: bool[Q, K] or bool[B, Q, K], True = may attend; None = all. Every row must allow something.
+        mask: bool[Q, K] or bool[B, Q, K], True = may attend; None = all. Every row must allow something. Or a
+            BlockMask over Q = K tokens.
 
     Returns:
         [B, Q, heads * head_dim].
     """
+    if isinstance(mask, BlockMask):
+        return attend_flex(q, k, v, mask).type_as(q)
     if mask is not None and mask.dim() == 3:
         mask = mask.unsqueeze(1)
     y = F.scaled_dot_product_attention(
@@ -175,7 +181,7 @@ def self_attention(
     x: Tensor,
     mod: Modulation,
     rope: Rope,
-    mask: Tensor | None,
+    mask: Mask | None,
     past: KeyValue | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Self-attention of new tokens to `past` ones and themselves: its output, and the new keys and values."""

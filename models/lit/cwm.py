@@ -25,12 +25,15 @@ from models.collate_plans import VisualPlannerBatch, VisualPlannerCollator
 from models.cwm import CausalWorldModel
 from models.cwm_files import read_world_model, save_world_model
 from models.lit.flow import SAMPLING, VALIDATION_LOG, FlowModule
+from models.masks import Attention
 from models.optim import OptimSettings
 from models.wan import CausalWan
 from models.wan_files import base_name, check_equal, load_transformer, transformer_hash
 
 #: Fields of a transformer's configuration that the contract fixes.
 _FIXED = ("patch_size", "in_channels", "out_channels", "text_dim")
+#: Where torch 2.13 has the forward pass of FlexAttention only.
+_NO_FLEX_BACKWARD = ("cpu", "mps")
 
 
 class WorldModelModule(FlowModule[VisualPlannerBatch]):
@@ -44,6 +47,8 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
             ones. Its sizes must be the given ones.
         prediction: what the network gives, `velocity` or `data`.
         method: further arguments of CausalWorldModel.
+        attention: `sdpa`, or `flex`, which skips what the mask hides and trains on CUDA alone. Checkpoints
+            and exports do not name it: weights move freely between both.
         activation_checkpointing: recompute layer by layer in the backward pass.
         max_sampled: validation plans per rank that are generated, each time.
         sample_steps: Euler steps of these.
@@ -62,6 +67,7 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
         base: str | None = None,
         prediction: Literal["velocity", "data"] = "velocity",
         method: Mapping[str, Any] | None = None,
+        attention: Attention = "sdpa",
         activation_checkpointing: bool = False,
         max_sampled: int = 8,
         sample_steps: int = 10,
@@ -89,6 +95,7 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
         self.base = None if base is None else str(base)
         self.prediction = prediction
         self.method = dict(method or {})
+        self.attention: Attention = attention
         self.remember_settings()
 
     @property
@@ -139,7 +146,17 @@ class WorldModelModule(FlowModule[VisualPlannerBatch]):
                     raise UsageError(f"model.module.base {self.base}: {name} is {found}, not {value}")
         if self.activation_checkpointing:
             transformer.enable_gradient_checkpointing()
-        return CausalWorldModel(transformer, **self.arguments)
+        return CausalWorldModel(transformer, attention=self.attention, **self.arguments)
+
+    def setup(self, stage: str) -> None:
+        """Also refuse FlexAttention where it cannot train, before anything is built."""
+        super().setup(stage)
+        device = self.trainer.strategy.root_device.type
+        if stage == "fit" and self.attention == "flex" and device in _NO_FLEX_BACKWARD:
+            raise UsageError(
+                f"model.module.attention: flex has no backward pass on {device}; train on a GPU, or with "
+                "model.module.attention=sdpa"
+            )
 
     def make_collator(self) -> VisualPlannerCollator:
         """The collate function for this model's data."""
@@ -277,8 +294,8 @@ def own_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_names(group: str, values: Mapping[str, Any], target: Callable[..., Any]) -> None:
-    """Refuse arguments that `target` does not take, before anything is built."""
-    known = set(inspect.signature(target).parameters) - {"self", "transformer"}
+    """Refuse arguments that `target` does not take, before anything is built; attention is the module's."""
+    known = set(inspect.signature(target).parameters) - {"self", "transformer", "attention"}
     unknown = sorted(set(values) - known)
     if unknown:
         raise UsageError(f"{group}.{unknown[0]}: unknown; known: {', '.join(sorted(known))}")
