@@ -12,7 +12,7 @@ Source: MaP-WAM (arXiv 2609.11561), causal world model.
 
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class CausalWorldModel(nn.Module):
             ("target_text", target_text, ("plan", "plan+global")),
             ("visual_plan", visual_plan, ("memory", "current_only")),
             ("targets", targets, ("all_targets", "one_target")),
-            ("weighting", weighting, ("none", "bsmntw")),
+            ("weighting", weighting, get_args(Weighting)),
             ("attention", attention, ("sdpa", "flex")),
         ):
             if value not in accepted:
