@@ -3,6 +3,7 @@
 Source: MaP-WAM specification, section 2 (times rho there are t here; networks receive 1000 t).
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -159,9 +160,14 @@ def loss_weight(t: Tensor, *, kind: Weighting = "none", shift: float = SHIFT) ->
         return torch.ones_like(t)
     if kind not in ("bsmntw", "data"):
         raise UsageError(f"weighting={kind!r}, must be none, bsmntw or data")
-    grid = torch.tensor(euler_times(1000, shift=shift)[:-1], dtype=torch.float64)
     weigh = _bell if kind == "bsmntw" else _squared
-    return weigh(t) / weigh(grid).mean().item()
+    return weigh(t) / _mean_weight(weigh, shift)
+
+
+@functools.lru_cache(maxsize=16)
+def _mean_weight(weigh: Callable[[Tensor], Tensor], shift: float) -> float:
+    """Over the shifted grid of 1,000 times; the same in every step of a training."""
+    return weigh(torch.tensor(euler_times(1000, shift=shift)[:-1], dtype=torch.float64)).mean().item()
 
 
 def _bell(t: Tensor) -> Tensor:

@@ -58,6 +58,15 @@ def check_share(name: str, value: object) -> None:
         raise UsageError(f"{name}: {value!r}, must be a number between 0 and 1")
 
 
+def check_positive(name: str, value: object) -> None:
+    """Raise a UsageError unless a value that a user gives by name is a number above 0.
+
+    >>> check_positive("view.start_weight", 8)
+    """
+    if type(value) not in (int, float) or not value > 0:  # type: ignore[operator]
+        raise UsageError(f"{name}: {value!r}, must be positive")
+
+
 def build(kind: type[T], values: object, *, where: str) -> T:
     """`kind` from plain values; an unknown or missing field is an error by name."""
     if not isinstance(values, Mapping):

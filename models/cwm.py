@@ -79,12 +79,12 @@ class CausalWorldModel(nn.Module):
     ) -> None:
         super().__init__()
         for name, value, accepted in (
-            ("prediction", prediction, ("velocity", "data")),
+            ("prediction", prediction, get_args(Prediction)),
             ("target_text", target_text, ("plan", "plan+global")),
             ("visual_plan", visual_plan, ("memory", "current_only")),
             ("targets", targets, ("all_targets", "one_target")),
             ("weighting", weighting, get_args(Weighting)),
-            ("attention", attention, ("sdpa", "flex")),
+            ("attention", attention, get_args(Attention)),
         ):
             if value not in accepted:
                 raise UsageError(f"world model: {name}={value!r}, must be {' or '.join(accepted)}")

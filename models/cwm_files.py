@@ -7,7 +7,6 @@ contract.json  provenance.json
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from models.wan import CausalWan
 from models.wan_files import TRANSFORMER_FOLDER, check_fields, checked_artifact, load_transformer
 
 WORLD_MODEL_FILE = "world_model.json"
-#: Switches that the contract fixes.
-_OF_CONTRACT = ("plan_latents", "visual_plan", "target_text")
 
 
 def load_world_model(
@@ -40,10 +37,10 @@ def load_world_model(
     """
     folder, contract = checked_artifact(path, WORLD_MODEL_FILE, kind="world model")
     model, plan = read_world_model(folder), plan_of(contract)
-    check_fields(model, plan, _OF_CONTRACT, where=folder / WORLD_MODEL_FILE)
-    shapes = SimpleNamespace(in_channels=plan.codec.channels, text_dim=plan.text.dim)
-    where = folder / TRANSFORMER_FOLDER / "config.json"
-    check_fields(model.transformer.config, shapes, list(vars(shapes)), where=where)
+    switches = {name: getattr(plan, name) for name in ("plan_latents", "visual_plan", "target_text")}
+    check_fields(model, switches, where=folder / WORLD_MODEL_FILE)
+    shapes = {"in_channels": plan.codec.channels, "text_dim": plan.text.dim}
+    check_fields(model.transformer.config, shapes, where=folder / TRANSFORMER_FOLDER / "config.json")
     return model.to(device).eval(), contract
 
 

@@ -1,6 +1,6 @@
 """Initial weights and exported folders of the models on a Wan transformer: finding, loading, checking."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -109,14 +109,14 @@ def checked_artifact(path: Path | str, marker: str, *, kind: str) -> tuple[Path,
     return folder, contract
 
 
-def check_fields(found: object, meant: object, names: Sequence[str], *, where: Path) -> None:
+def check_fields(found: object, meant: Mapping[str, object], *, where: Path) -> None:
     """Refuse a model whose sizes and switches are not those of the contract beside it.
 
     Raises:
-        MemerError: naming the first of the fields `names` that differs, with both values.
+        MemerError: naming the first field of `meant` that differs, with both values.
     """
-    for name in names:
-        ours, theirs = getattr(found, name), getattr(meant, name)
+    for name, theirs in meant.items():
+        ours = getattr(found, name)
         if ours != theirs:
             raise MemerError(
                 f"{where}: {name} {ours!r}, {CONTRACT_FILE} beside it means {theirs!r}; export or copy the "

@@ -20,7 +20,7 @@ from memer.weights import WEIGHTS_FILE
 from models.collate_plans import normalizers
 from models.wan_files import check_fields, checked_artifact
 from models.wap import WapModel
-from models.wap_settings import OF_CONTRACT, WapSettings
+from models.wap_settings import WapSettings, contract_fields
 
 EXECUTOR_FILE = "executor.json"
 
@@ -42,18 +42,8 @@ def load_executor(path: Path | str, *, device: torch.device | str = "cpu") -> tu
     except MemerError as error:
         raise MemerError(f"{folder}: {error}") from None
     model = read_executor(folder)
-    settings = model.settings
-    meant = WapSettings.from_plan(
-        plan_of(contract),
-        action_dim=actions.dim,
-        state_dim=states.dim,
-        video=settings.video,
-        action=settings.action,
-        progress=settings.progress,
-        freq_dim=settings.freq_dim,
-        video_prediction=settings.video_prediction,
-    )
-    check_fields(settings, meant, OF_CONTRACT, where=folder / EXECUTOR_FILE)
+    meant = contract_fields(plan_of(contract), action_dim=actions.dim, state_dim=states.dim)
+    check_fields(model.settings, meant, where=folder / EXECUTOR_FILE)
     return model.to(device).eval(), contract
 
 

@@ -29,12 +29,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-#: Fields that the contract fixes: its plan, and the dimensions of its statistics.
-OF_CONTRACT = (
-    *("channels", "latent_height", "latent_width", "text_dim", "text_tokens", "action_dim", "state_dim"),
-    *("action_horizon", "future_latents", "plan_latents", "visual_plan", "progress_mode"),
-    *("progress_condition", "executor_context", "target_text"),
-)
 #: Fields that have arguments of their own in `from_plan`.
 _SIZES = ("video", "action", "progress", "freq_dim")
 
@@ -217,33 +211,41 @@ class WapSettings:
         Raises:
             UsageError: an option that the contract fixes, or that does not exist.
         """
+        fixed = contract_fields(plan, action_dim=action_dim, state_dim=state_dim)
         for name in options:
-            if name in OF_CONTRACT or name not in cls.__dataclass_fields__:
-                why = "fixed by the contract's plan" if name in OF_CONTRACT else "unknown"
-                free = sorted(set(cls.__dataclass_fields__) - set(OF_CONTRACT) - set(_SIZES))
+            if name in fixed or name not in cls.__dataclass_fields__:
+                why = "fixed by the contract's plan" if name in fixed else "unknown"
+                free = sorted(set(cls.__dataclass_fields__) - set(fixed) - set(_SIZES))
                 raise UsageError(f"settings.{name}: {why}; there are: {', '.join(free)}")
         return cls(
             video=video,
             action=action,
             progress=progress,
-            channels=plan.codec.channels,
-            latent_height=plan.latent_height,
-            latent_width=plan.latent_width,
-            text_dim=plan.text.dim,
-            text_tokens=plan.text.max_tokens,
             freq_dim=freq_dim,
-            action_dim=action_dim,
-            state_dim=state_dim,
-            action_horizon=plan.action_horizon,
-            future_latents=plan.num_future_latents,
-            plan_latents=plan.plan_latents + (plan.plan_encoding == "self_contained"),
-            visual_plan=plan.visual_plan,
-            progress_mode=plan.progress_mode,
-            progress_condition=plan.progress_condition,
-            executor_context=plan.executor_context,
-            target_text=plan.target_text,
+            **fixed,
             **options,
         )
+
+
+def contract_fields(plan: PlanSettings, *, action_dim: int, state_dim: int) -> dict[str, Any]:
+    """The fields of WapSettings that the contract fixes, by its plan and the dimensions of its statistics."""
+    return {
+        "channels": plan.codec.channels,
+        "latent_height": plan.latent_height,
+        "latent_width": plan.latent_width,
+        "text_dim": plan.text.dim,
+        "text_tokens": plan.text.max_tokens,
+        "action_dim": action_dim,
+        "state_dim": state_dim,
+        "action_horizon": plan.action_horizon,
+        "future_latents": plan.num_future_latents,
+        "plan_latents": plan.plan_latents + (plan.plan_encoding == "self_contained"),
+        "visual_plan": plan.visual_plan,
+        "progress_mode": plan.progress_mode,
+        "progress_condition": plan.progress_condition,
+        "executor_context": plan.executor_context,
+        "target_text": plan.target_text,
+    }
 
 
 def tiny_settings(*, action_dim: int = 4, state_dim: int = 4, **changes: Any) -> WapSettings:

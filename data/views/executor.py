@@ -30,7 +30,7 @@ from memer.plan_settings import TEMPORAL_RATIO
 from memer.plan_windows import clip_indices, segment_plan_indices
 from memer.progress import progress_labels
 from memer.sample import ExecutorSample
-from memer.settings import check_count
+from memer.settings import check_count, check_positive
 
 Tail = Literal["pad", "continue"]
 ProgressPad = Literal["mask", "one"]
@@ -116,8 +116,7 @@ class ExecutorView:
                 raise UsageError(f"view.{name}: {value!r}, must be {' or '.join(accepted)}")
         if type(sample_stride) is not int or sample_stride < 1:
             raise UsageError(f"view.sample_stride: {sample_stride!r}, must be a number >= 1")
-        if type(start_weight) not in (int, float) or not start_weight > 0:
-            raise UsageError(f"view.start_weight: {start_weight!r}, must be positive")
+        check_positive("view.start_weight", start_weight)
         check_count("view.start_steps", start_steps, least=0)
         if self.plan.executor_context == "full_history":
             raise UsageError(

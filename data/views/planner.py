@@ -19,6 +19,7 @@ from memer.episode import Episode, Segment, labels_from_segments
 from memer.errors import UsageError
 from memer.keyframes import KeyframeRules
 from memer.sample import PlannerSample
+from memer.settings import check_positive
 from memer.windows import (
     build_question,
     count_dropped,
@@ -93,8 +94,7 @@ class PlannerView:
         augmentation: MemoryAugmentation | None = None,
     ) -> None:
         for name, value in (("transition_weight", transition_weight), ("answer_weight", answer_weight)):
-            if not value > 0:
-                raise UsageError(f"view.{name}: {value!r}, must be positive")
+            check_positive(f"view.{name}", value)
         for name, reach, least in (
             ("sample_stride", sample_stride, 1),
             ("transition_before", transition_before, 0),
