@@ -15,7 +15,7 @@ def arguments(shards: Path, run_id: str, *more: str) -> list[str]:
         *SHORT,
         f"data.train.demos.root={shards / 'train'}",
         f"data.val.demos.root={shards / 'val'}",
-        "max_steps=6",
+        "max_steps=12",
         "checkpoint_every=2",
         "validate_every=3",
         f"run_id={run_id}",
