@@ -3,7 +3,8 @@
 Source: MaP-WAM specification, sections 3 (canvas), 4 (codec), 5 (text), 8 (executor) and 11 (switches).
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Literal
@@ -89,16 +90,25 @@ class CodecSettings:
         spatial_ratio: s, canvas px per latent px.
         channels: C; a patch codec has 3 * 4 * s * s.
         weights: hub id or folder of the autoencoder; empty for `patch`.
+        mean: per colour, of frames in [-1, 1]; a patch codec subtracts it. Latents of mean 0 and deviation 1
+            stand to the noise of flow matching as the published ones do, and a network sees in them what
+            moves rather than the table. An autoencoder brings its own.
+        std: per colour; a patch codec divides by it.
     """
 
     kind: Literal["patch", "wan"] = "patch"
     spatial_ratio: int = 4
     channels: int = 192
     weights: str = ""
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         require(self.kind in ("patch", "wan"), self, "kind", "patch or wan")
         require_counts(self, spatial_ratio=1, channels=1)
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, self._per_color(name))
+        require(min(self.std) > 0, self, "std", "three positive numbers")
         if self.kind == "patch":
             expected = 3 * TEMPORAL_RATIO * self.spatial_ratio**2
             require(
@@ -110,6 +120,15 @@ class CodecSettings:
             require(not self.weights, self, "weights", "empty, a patch codec has none")
         else:
             require(bool(self.weights), self, "weights", "a hub id or folder, a wan codec has weights")
+            neutral = self.mean == (0.0,) * 3 and self.std == (1.0,) * 3
+            require(neutral, self, "mean", "0 and std 1, an autoencoder's own ones stand in its config")
+
+    def _per_color(self, name: str) -> tuple[float, ...]:
+        values = getattr(self, name)
+        fine = isinstance(values, Sequence) and len(values) == 3
+        fine = fine and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+        require(fine, self, name, "three numbers, one per colour")
+        return tuple(float(v) for v in values)
 
     @property
     def temporal_ratio(self) -> int:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,22 +140,33 @@ class PatchCodec(_StreamCodec):
     """Space and time to depth: without loss, without weights.
 
     The first frame counts as four equal ones; then four frames become one latent frame with
-    z[b, (c, tau, y, x), g, row, col] = frames[b, c, 4 g + tau, s row + y, s col + x], C = 3 * 4 * s * s.
+    z[b, (c, tau, y, x), g, row, col] = (frames[b, c, 4 g + tau, s row + y, s col + x] - mean[c]) / std[c],
+    C = 3 * 4 * s * s.
 
     Args:
         spatial_ratio: s.
+        mean: per colour, of frames in [-1, 1]; see CodecSettings.
+        std: per colour.
     """
 
-    def __init__(self, spatial_ratio: int = 4) -> None:
+    def __init__(
+        self,
+        spatial_ratio: int = 4,
+        *,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+    ) -> None:
         channels = 3 * TEMPORAL_RATIO * spatial_ratio**2
         super().__init__(spatial_ratio=spatial_ratio, channels=channels)
+        self._mean, self._std = (torch.tensor(values).reshape(1, 3, 1, 1, 1) for values in (mean, std))
 
     def fingerprint(self) -> str:
         """See VisualCodec."""
-        return f"patch-s{self.spatial_ratio}"
+        colors = [f"{value:g}" for values in (self._mean, self._std) for value in values.flatten().tolist()]
+        return f"patch-s{self.spatial_ratio}-" + ",".join(colors)
 
     def _encode(self, state: CodecState, frames: Tensor) -> tuple[Tensor, CodecState]:
-        x = frames.float()
+        x = (frames.float() - self._mean.to(frames.device)) / self._std.to(frames.device)
         if state.count == 0:
             x = x.expand(-1, -1, TEMPORAL_RATIO, -1, -1)
         b, c, t, height, width = x.shape
@@ -166,11 +178,12 @@ class PatchCodec(_StreamCodec):
     def _decode(self, state: CodecState, z: Tensor) -> tuple[Tensor, CodecState]:
         b, _, groups, rows, columns = z.shape
         s = self.spatial_ratio
-        x = z.float().clamp(-1, 1).reshape(b, 3, TEMPORAL_RATIO, s, s, groups, rows, columns)
+        x = z.float().reshape(b, 3, TEMPORAL_RATIO, s, s, groups, rows, columns)
         x = x.permute(0, 1, 5, 2, 6, 3, 7, 4)
         x = x.reshape(b, 3, groups * TEMPORAL_RATIO, rows * s, columns * s)
         if state.count == 0:
             x = x[:, :, TEMPORAL_RATIO - 1 :]
+        x = (x * self._std.to(z.device) + self._mean.to(z.device)).clamp(-1, 1)
         return x, CodecState(state.count + groups)
 
 
@@ -265,7 +278,7 @@ def make_codec(settings: CodecSettings, *, device: torch.device | str = "cpu") -
         MemerError: the weights' sizes differ from the settings.
     """
     if settings.kind == "patch":
-        return PatchCodec(settings.spatial_ratio)
+        return PatchCodec(settings.spatial_ratio, mean=settings.mean, std=settings.std)
     codec = WanCodec.from_pretrained(settings.weights, device=device)
     for name in ("spatial_ratio", "channels"):
         found, expected = getattr(codec, name), getattr(settings, name)

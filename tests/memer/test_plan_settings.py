@@ -114,6 +114,14 @@ def test_codec_and_text_are_checked():
     ("kind", "values", "message"),
     [
         (CodecSettings, {"kind": "wan", "channels": 48}, "weights: '', must be a hub id or folder"),
+        (CodecSettings, {"mean": [0.1, 0.2]}, r"mean: \[0.1, 0.2\], must be three numbers"),
+        (CodecSettings, {"mean": [0.1, 0.2, float("nan")]}, "mean: .* must be three numbers"),
+        (CodecSettings, {"std": [0.1, 0.2, 0]}, "std: .* must be three positive numbers"),
+        (
+            CodecSettings,
+            {"kind": "wan", "channels": 48, "weights": "w", "std": [0.1, 0.2, 0.3]},
+            "mean: .* must be 0 and std 1, an autoencoder's own ones",
+        ),
         (TextSettings, {"kind": "umt5"}, "model: '', must be a hub id or folder"),
         (TextSettings, {"template": "do {what}: {text}"}, "template: .* and no other field"),
         (TextSettings, {"template": "do {text"}, "template: .* and no other field"),

@@ -146,6 +146,24 @@ def test_patches_lie_where_the_formula_says() -> None:
     assert z[0, channel, 0, row, column] == x[0, c, 0, s * row + y, s * column + dx]
 
 
+def test_normalised_patches_have_mean_0_and_deviation_1_per_colour() -> None:
+    x = clip(9) * torch.tensor([0.2, 0.5, 0.1])[:, None, None, None] + 0.3
+    mean, std = ([f(x[:, c]).item() for c in range(3)] for f in (torch.mean, torch.std))
+    z = PatchCodec(4, mean=mean, std=std).encode(x).unflatten(1, (3, -1))
+    # The first frame counts four times, so the figures are nearly those of the clip.
+    torch.testing.assert_close(z.mean((0, 2, 3, 4, 5)), torch.zeros(3), rtol=0, atol=0.05)
+    torch.testing.assert_close(z.std((0, 2, 3, 4, 5)), torch.ones(3), rtol=0, atol=0.05)
+
+
+def test_normalised_patches_give_every_byte_back() -> None:
+    noise = torch.Generator().manual_seed(1)
+    frames = torch.randint(0, 256, (1, 3, 9, SIZE, SIZE), generator=noise, dtype=torch.uint8)
+    x = frames.float() / 127.5 - 1
+    codec = PatchCodec(4, mean=(0.4, 0.3, 0.1), std=(0.25, 0.3, 0.35))
+    back = codec.decode(codec.encode(x))
+    assert torch.equal(((back + 1) * 127.5).round().to(torch.uint8), frames)
+
+
 def test_generated_patches_are_clamped() -> None:
     assert PatchCodec(4).decode(torch.full((1, 192, 1, 8, 8), 7.0)).max() == 1
 
@@ -174,7 +192,8 @@ def test_fingerprints_tell_codecs_apart(wan: WanCodec) -> None:
     with torch.no_grad():
         next(other.parameters()).view(-1)[0] += 1
     found = {PatchCodec(2).fingerprint(), PatchCodec(4).fingerprint(), wan.fingerprint()}
-    assert len(found | {WanCodec(other).fingerprint()}) == 4
+    found |= {WanCodec(other).fingerprint(), PatchCodec(4, mean=(0.1, 0, 0)).fingerprint()}
+    assert len(found | {PatchCodec(4, std=(0.5, 1, 1)).fingerprint()}) == 6
     assert WanCodec(tiny_vae()).fingerprint() == wan.fingerprint()
 
 
@@ -184,6 +203,9 @@ def test_made_from_settings(tmp_path: Path, wan: WanCodec, inside: str) -> None:
     settings = CodecSettings(kind="wan", spatial_ratio=16, channels=6, weights=str(tmp_path))
     assert make_codec(settings).fingerprint() == wan.fingerprint()
     assert isinstance(make_codec(CodecSettings()), PatchCodec)
+    colours = {"mean": (0.4, 0.3, 0.1), "std": (0.25, 0.25, 0.25)}
+    made = make_codec(CodecSettings(**colours))
+    assert made.fingerprint() == PatchCodec(4, **colours).fingerprint()
     with pytest.raises(MemerError, match="channels is 6, the contract says 48"):
         make_codec(CodecSettings(kind="wan", spatial_ratio=16, channels=48, weights=str(tmp_path)))
     with pytest.raises(SourceUnavailableError, match="no such folder"):

@@ -1,6 +1,7 @@
 """Training of world model and executor: exact resume, checks before a step, checkpoints."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
-from models.lit.flow import FlowModule
+from memer.plan_settings import CodecSettings
+from models.lit.flow import FlowModule, warn_unless_normalised
 from models.lit.wap import ExecutorModule
 from tests.models.lit.flow_kinds import Make, state
 from tests.models.plan_samples import (
@@ -230,6 +232,19 @@ def test_checkpoints_of_another_contract_or_size_are_refused(
 
 
 # The progress gate
+
+
+def test_latents_far_from_the_noise_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    noise = torch.Generator().manual_seed(0)
+    frames = 0.25 * torch.randn(2, 3, 5, 8, 8, generator=noise) + 0.4
+    assert not warn_unless_normalised(frames, CodecSettings())
+    found = re.search(r"codec\.mean=\[(\S+)\] and contract\.plan\.codec\.std=\[(\S+)\]", caplog.text)
+    assert found is not None
+    mean, std = (tuple(float(v) for v in text.split(",")) for text in found.groups())
+    assert warn_unless_normalised(frames, CodecSettings(mean=mean, std=std))
+    # What is proposed for a colour that never changes is accepted too.
+    warn_unless_normalised(torch.ones(1, 3, 1, 8, 8), CodecSettings())
+    assert "codec.std=[0.05,0.05,0.05]" in caplog.text
 
 
 def test_a_gate_that_cannot_fire_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
