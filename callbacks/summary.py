@@ -8,10 +8,11 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor
 
+from callbacks.metrics_csv import METRICS_FILE
 from callbacks.throughput import Throughput
 from callbacks.wandb_runs import merge_table, to_summary, wandb_run
 from memer.intervals import wilson_interval
-from memer.report import write_report
+from memer.report import read_curves, write_report
 from memer.summary import is_number, update_summary
 
 
@@ -59,7 +60,12 @@ class RunSummary(pl.Callback):
 def run_figures(trainer: pl.Trainer, pl_module: pl.LightningModule, folder: Path) -> dict[str, float]:
     """Flat figures of a finished fit."""
     logged: Mapping[str, Any] = trainer.callback_metrics
-    figures: dict[str, float] = {
+    figures: dict[str, float] = {}
+    if (folder / METRICS_FILE).exists():
+        # A run that was resumed after its last validation does not repeat it.
+        curves = read_curves(folder / METRICS_FILE)
+        figures = {name: points[-1][1] for name, points in curves.items() if name.startswith("val/")}
+    figures |= {
         name: float(value) for name, value in logged.items() if isinstance(value, Tensor | float | int)
     }
     throughput = next((c for c in trainer.callbacks if isinstance(c, Throughput)), None)  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from callbacks.metrics_csv import MetricsCsv
 from callbacks.summary import RunSummary
@@ -36,3 +37,14 @@ def test_a_failed_fit_leaves_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="boom"):
         fit(tmp_path, model=OneWeight(fail_at=3), callbacks=[RunSummary()])
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_run_that_was_resumed_after_its_last_validation_keeps_its_figure(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=11, save_top_k=-1, filename="{step}")
+    settings = {"logger": MetricsCsv(run_dir=tmp_path), "enable_checkpointing": True, "callbacks": [saving]}
+    fit(tmp_path, steps=11, **settings)  # validates after 5 and 10 steps
+    again = {**settings, "logger": MetricsCsv(run_dir=tmp_path), "callbacks": [saving, RunSummary()]}
+    fit(tmp_path, steps=12, ckpt_path=str(tmp_path / "step=11.ckpt"), **again)
+    figures = read_summary(tmp_path).metrics
+    assert figures["steps"] == 12
+    assert figures["val/loss"] == pytest.approx(0.8**20)
