@@ -31,6 +31,7 @@ def play(env: Mapping[str, Any], index: int) -> TabletopEnv:
         index=index,
         seed=env["seed"],
         perturb=env["perturb"],
+        perturb_kinds=env["perturb_kinds"],
         frame_size=env["frame_size"],
     )
 

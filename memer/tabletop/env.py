@@ -1,5 +1,6 @@
 """Gymnasium environments of the tabletop tasks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from memer.errors import UsageError
 from memer.tabletop.expert import CAMERA_KEYS, subtask_ahead
-from memer.tabletop.perturbations import FPS
+from memer.tabletop.perturbations import FPS, KINDS
 from memer.tabletop.tasks import TASKS, make_world, world_class
 from memer.tabletop.world import HIGH, LOW, Measures, World
 
@@ -30,6 +31,7 @@ class TabletopEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         index: episode that `reset()` without a seed starts; `reset(seed=n)` starts episode n of the split.
         seed: of the whole set.
         perturb: chance per second that a perturbation starts, 0..1.
+        perturb_kinds: which of freeze, slip and displace it may be.
         frame_size: edge of both square views, px.
         render_mode: `rgb_array` or None.
     """
@@ -44,13 +46,15 @@ class TabletopEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         index: int = 0,
         seed: int = 0,
         perturb: float = 0.0,
+        perturb_kinds: Sequence[str] = KINDS,
         frame_size: int = 128,
         render_mode: str | None = None,
     ) -> None:
         if frame_size < 16:
             raise UsageError(f"tabletop frame_size {frame_size}: must be at least 16 px")
         self.task, self.split, self.index, self.seed = task, split, index, seed
-        self.perturb, self.frame_size, self.render_mode = perturb, frame_size, render_mode
+        self.perturb, self.perturb_kinds = perturb, tuple(perturb_kinds)
+        self.frame_size, self.render_mode = frame_size, render_mode
         self.time_limit = world_class(task).time_limit
         image = spaces.Box(0, 255, (frame_size, frame_size, 3), np.uint8)
         state = spaces.Box(
@@ -97,7 +101,14 @@ class TabletopEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         return subtask_ahead(self.world, lookahead=lookahead)
 
     def _new_world(self, index: int) -> World:
-        return make_world(self.task, split=self.split, index=index, seed=self.seed, perturb=self.perturb)
+        return make_world(
+            self.task,
+            split=self.split,
+            index=index,
+            seed=self.seed,
+            perturb=self.perturb,
+            perturb_kinds=self.perturb_kinds,
+        )
 
     def _observation(self) -> Observation:
         return {"images": self.world.paint(self.frame_size), "state": self.world.state}
@@ -113,6 +124,7 @@ def make_env(
     index: int = 0,
     seed: int = 0,
     perturb: float = 0.0,
+    perturb_kinds: Sequence[str] = KINDS,
     frame_size: int = 128,
     render_mode: str | None = None,
 ) -> TabletopEnv:
@@ -123,6 +135,7 @@ def make_env(
         index=index,
         seed=seed,
         perturb=perturb,
+        perturb_kinds=perturb_kinds,
         frame_size=frame_size,
         render_mode=render_mode,
     )

@@ -108,12 +108,27 @@ def test_an_idle_robot_is_cut_off_at_the_time_limit(task):
     assert env.unwrapped.measures()["success"] is False
 
 
+def test_only_the_chosen_kinds_of_perturbation_happen():
+    env = make_env("object_search", index=3, perturb=1.0, perturb_kinds=["freeze"], frame_size=16)
+    env.reset()
+    controller = make_controller("object_search")
+    for _ in range(100):
+        env.step(controller.act(env.world, env.expert_subtask()))
+    assert {kind for _, kind in env.world.perturbations.events} == {"freeze"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ({"task": "stack"}, "stack"),
         ({"task": "object_search", "split": "dev"}, "dev"),
         ({"task": "object_search", "perturb": 1.5}, "1.5"),
+        (
+            {"task": "object_search", "perturb_kinds": ["freezes"]},
+            "perturb_kinds.*freezes.*freeze, slip, displace",
+        ),
+        ({"task": "object_search", "perturb_kinds": []}, "perturb_kinds"),
+        ({"task": "object_search", "perturb_kinds": "freeze"}, "must be a list"),
         ({"task": "object_search", "index": -1}, "-1"),
         ({"task": "object_search", "frame_size": 4}, "4"),
     ],
