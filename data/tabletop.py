@@ -1,13 +1,14 @@
 """Demonstrations of the embedded benchmark as a source of episodes; nothing is stored, all is generated."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from memer.episode import Episode, segments_from_labels
 from memer.errors import MemerError, UsageError
 from memer.tabletop import CAMERA_KEYS, demonstrate, demonstration_steps
-from memer.tabletop.perturbations import FPS
+from memer.tabletop.perturbations import FPS, USUAL, check_kinds
 from memer.tabletop.tasks import SPLITS, world_class
 
 
@@ -20,7 +21,9 @@ class TabletopSource:
         split: train, val or test; the episodes of different splits never coincide.
         num_episodes: episode numbers run from 0.
         seed: of the whole set.
-        perturb: chance per second that the robot freezes, a thing slips or is displaced, 0..1.
+        perturb: chance per second that something happens, 0..1; the demonstrator goes on from there.
+        perturb_kinds: what may happen: freeze, slip, displace, drift. A drifting arm leaves its course, and
+            the recorded commands lead it back: a policy that is to stay on course must have seen it.
         frame_size: edge of both square views, px.
     """
 
@@ -29,6 +32,7 @@ class TabletopSource:
     num_episodes: int
     seed: int = 0
     perturb: float = 0.0
+    perturb_kinds: Sequence[str] = USUAL
     frame_size: int = 128
 
     fps: ClassVar[float] = float(FPS)
@@ -44,6 +48,7 @@ class TabletopSource:
             raise UsageError(f"source.seed: {self.seed!r}, must not be negative")
         if not 0.0 <= self.perturb <= 1.0:
             raise UsageError(f"source.perturb: {self.perturb!r}, a chance per second, must lie in 0..1")
+        check_kinds("source.perturb_kinds", self.perturb_kinds)
         if self.frame_size < 16:
             raise UsageError(f"source.frame_size: {self.frame_size!r}, must be at least 16 px")
 
@@ -69,6 +74,7 @@ class TabletopSource:
             index=index,
             seed=self.seed,
             perturb=self.perturb,
+            perturb_kinds=self.perturb_kinds,
             frame_size=self.frame_size,
             source=self.name,
         )
@@ -83,7 +89,12 @@ class TabletopSource:
             segment_ids: list[int] = []
             step = None
             for step in demonstration_steps(
-                self.task, split=self.split, index=index, seed=self.seed, perturb=self.perturb
+                self.task,
+                split=self.split,
+                index=index,
+                seed=self.seed,
+                perturb=self.perturb,
+                perturb_kinds=self.perturb_kinds,
             ):
                 labels.append(step.subtask)
                 segment_ids.append(step.segment_id)

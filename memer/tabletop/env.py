@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memer.errors import UsageError
 from memer.tabletop.expert import CAMERA_KEYS, subtask_ahead
-from memer.tabletop.perturbations import FPS, KINDS
+from memer.tabletop.perturbations import FPS, USUAL
 from memer.tabletop.tasks import TASKS, make_world, world_class
 from memer.tabletop.world import HIGH, LOW, Measures, World
 
@@ -31,7 +31,7 @@ class TabletopEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         index: episode that `reset()` without a seed starts; `reset(seed=n)` starts episode n of the split.
         seed: of the whole set.
         perturb: chance per second that a perturbation starts, 0..1.
-        perturb_kinds: which of freeze, slip and displace it may be.
+        perturb_kinds: what may happen, of freeze, slip, displace and drift.
         frame_size: edge of both square views, px.
         render_mode: `rgb_array` or None.
     """
@@ -46,7 +46,7 @@ class TabletopEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         index: int = 0,
         seed: int = 0,
         perturb: float = 0.0,
-        perturb_kinds: Sequence[str] = KINDS,
+        perturb_kinds: Sequence[str] = USUAL,
         frame_size: int = 128,
         render_mode: str | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ def make_env(
     index: int = 0,
     seed: int = 0,
     perturb: float = 0.0,
-    perturb_kinds: Sequence[str] = KINDS,
+    perturb_kinds: Sequence[str] = USUAL,
     frame_size: int = 128,
     render_mode: str | None = None,
 ) -> TabletopEnv:

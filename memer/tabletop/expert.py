@@ -1,7 +1,7 @@
 """The scripted expert: names the subtask from the world's state and lets the controller carry it out."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from memer.episode import ArrayFrames, Episode, InstructionSpan, segments_from_labels
 from memer.errors import MemerError
-from memer.tabletop.perturbations import FPS
+from memer.tabletop.perturbations import FPS, USUAL
 from memer.tabletop.tasks import episode_streams, make_controller, make_world
 from memer.tabletop.world import World
 
@@ -53,10 +53,18 @@ def subtask_ahead(world: World, *, lookahead: int = 0, speed: float = 0.9) -> st
 
 
 def demonstration_steps(
-    task: str, *, split: str, index: int, seed: int = 0, perturb: float = 0.0
+    task: str,
+    *,
+    split: str,
+    index: int,
+    seed: int = 0,
+    perturb: float = 0.0,
+    perturb_kinds: Sequence[str] = USUAL,
 ) -> Iterator[DemonstrationStep]:
     """Run the expert and yield every step before its action is applied; arguments as `make_world`."""
-    world = make_world(task, split=split, index=index, seed=seed, perturb=perturb)
+    world = make_world(
+        task, split=split, index=index, seed=seed, perturb=perturb, perturb_kinds=perturb_kinds
+    )
     style = episode_streams(task, split=split, index=index, seed=seed)[2]
     controller = make_controller(task, speed=float(style.uniform(*SPEEDS)))
     while not world.demonstration_finished:
@@ -78,6 +86,7 @@ def demonstrate(
     index: int = 0,
     seed: int = 0,
     perturb: float = 0.0,
+    perturb_kinds: Sequence[str] = USUAL,
     frame_size: int = 128,
     source: str | None = None,
 ) -> Episode:
@@ -89,6 +98,7 @@ def demonstrate(
         index: number of the episode within the split; becomes its episode_index.
         seed: of the whole set.
         perturb: chance per second that a perturbation starts, 0..1.
+        perturb_kinds: what may happen, of freeze, slip, displace and drift.
         frame_size: edge of both square views, px.
         source: name of the data set, by default `tabletop_<task>_<split>`.
 
@@ -99,7 +109,10 @@ def demonstrate(
     frames: dict[str, list[NDArray[np.uint8]]] = {key: [] for key in CAMERA_KEYS}
     spans: list[InstructionSpan] = []
     world: World | None = None
-    for k, step in enumerate(demonstration_steps(task, split=split, index=index, seed=seed, perturb=perturb)):
+    steps = demonstration_steps(
+        task, split=split, index=index, seed=seed, perturb=perturb, perturb_kinds=perturb_kinds
+    )
+    for k, step in enumerate(steps):
         world = step.world
         states.append(world.state)
         actions.append(step.action)

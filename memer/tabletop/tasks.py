@@ -15,7 +15,7 @@ from memer.tabletop.object_search.controller import ObjectSearchController
 from memer.tabletop.object_search.world import ObjectSearchWorld
 from memer.tabletop.observe_and_pick_up.controller import ObserveAndPickUpController
 from memer.tabletop.observe_and_pick_up.world import ObserveAndPickUpWorld
-from memer.tabletop.perturbations import KINDS, Perturbations
+from memer.tabletop.perturbations import USUAL, Perturbations, check_kinds
 from memer.tabletop.press_button.controller import PressButtonController
 from memer.tabletop.press_button.world import PressButtonWorld
 from memer.tabletop.swap_blocks.controller import SwapBlocksController
@@ -91,7 +91,7 @@ def make_world(
     index: int = 0,
     seed: int = 0,
     perturb: float = 0.0,
-    perturb_kinds: Sequence[str] = KINDS,
+    perturb_kinds: Sequence[str] = USUAL,
 ) -> World:
     """The world of one episode at its first step.
 
@@ -101,14 +101,13 @@ def make_world(
         index: number of the episode within the split.
         seed: of the whole set.
         perturb: chance per second that a perturbation starts, 0..1.
-        perturb_kinds: which of freeze, slip and displace it may be.
+        perturb_kinds: what may happen, of freeze, slip, displace and drift.
 
     Raises:
         UsageError: an unknown kind, none, or a chance outside 0..1.
     """
-    if isinstance(perturb_kinds, str) or not perturb_kinds or not set(perturb_kinds) <= set(KINDS):
-        raise UsageError(f"tabletop perturb_kinds {perturb_kinds!r}: must be a list of {', '.join(KINDS)}")
+    kinds = check_kinds("tabletop perturb_kinds", perturb_kinds)
     if not 0.0 <= perturb <= 1.0:
         raise UsageError(f"tabletop perturb {perturb!r}: a chance per second, must lie in 0..1")
     layout, disturbances, _ = episode_streams(task, split=split, index=index, seed=seed)
-    return world_class(task)(layout, perturbations=Perturbations(perturb, disturbances, tuple(perturb_kinds)))
+    return world_class(task)(layout, perturbations=Perturbations(perturb, disturbances, kinds))

@@ -167,7 +167,9 @@ class World(ABC):
         frozen = self.perturbations.strike(self.step_count, slip=self._slip, displace=self.displace)
         if not frozen:
             values = np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
-            self.gripper = np.clip(self.gripper + values[:3] * MAX_STEP, LOW, HIGH)
+            # A standing arm does not drift: what it holds still for, e.g. a grasp, stays possible.
+            motion = values[:3] + self.perturbations.drift * np.abs(values[:3]).max()
+            self.gripper = np.clip(self.gripper + motion * MAX_STEP, LOW, HIGH)
             self._move_grip(closing=bool(values[3] > 0))
             if self.held is not None:
                 self.held.position = self.gripper.copy()

@@ -84,6 +84,10 @@ def test_an_episode_knows_its_source():
         ({"split": "all"}, "source.split"),
         ({"num_episodes": 0}, "source.num_episodes"),
         ({"perturb": 2.0}, "source.perturb"),
+        (
+            {"perturb_kinds": ["drift", "fall"]},
+            r"source.perturb_kinds: .*'fall'.* must be a list of freeze, slip",
+        ),
         ({"frame_size": 3}, "source.frame_size"),
         ({"seed": -1}, "source.seed"),
     ],

@@ -18,6 +18,7 @@ from memer.tabletop import (
     subtask_ahead,
 )
 from memer.tabletop.object_search.layout import DWELL_FRAMES
+from memer.tabletop.world import MAX_STEP
 
 HORIZON = 10
 RULES = Path(__file__).parents[3] / "conf" / "rules"
@@ -81,6 +82,24 @@ def test_the_expert_succeeds_also_when_perturbed(task, perturb):
         kinds |= {kind for _, kind in world.perturbations.events}
     possible = {"freeze", "displace"} if task in NOTHING_SLIPS else {"freeze", "slip", "displace"}
     assert kinds == (set() if perturb == 0.0 else possible)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_demonstrator_leads_a_drifting_arm_back(task):
+    shares, kinds = [], set()
+    for index in range(15):
+        drifting = demonstrate(task, index=index, perturb=1.0, perturb_kinds=["drift"], frame_size=16)
+        assert drifting.metadata["measures"]["success"], index
+        # The recorded commands are the demonstrator's: where the arm drifts it goes elsewhere, at most by 0.7
+        # of the step; where none is commanded it stands.
+        commanded = np.clip(drifting.action[:-1, :3], -1, 1) * MAX_STEP
+        astray = np.abs(np.diff(drifting.state[:, :3], axis=0) - commanded).max(axis=1)
+        longest = np.abs(commanded).max(axis=1)
+        assert (astray <= 0.7 * longest + 1e-6).all()
+        shares.append((astray > 0.2 * longest + 1e-6).mean())
+        kinds |= {kind for _, kind in drifting.metadata["perturbations"]}
+    assert 0.02 < np.mean(shares) < 0.5
+    assert kinds == {"drift"}
 
 
 @pytest.mark.parametrize("lookahead", [0, HORIZON])
