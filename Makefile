@@ -50,8 +50,8 @@ demo-map: setup
 	$(BIN)/python -m data.build $(MAP_BUILD) source.split=train source.num_episodes=50 out=$(MAP)/shards/train
 	$(BIN)/python -m data.build $(MAP_BUILD) source.split=val source.num_episodes=10 out=$(MAP)/shards/val
 	$(BIN)/python train.py experiment=map_language_planner_tabletop name=demo_map run_id=language $(MAP_DATA)
-	$(BIN)/python train.py experiment=map_cwm_tabletop name=demo_map run_id=world_model $(MAP_DATA) max_steps=1000
-	$(BIN)/python train.py experiment=map_wap_tabletop name=demo_map run_id=executor $(MAP_DATA)
+	$(BIN)/python train.py experiment=map_cwm_tabletop name=demo_map run_id=world_model $(MAP_DATA) max_steps=700
+	$(BIN)/python train.py experiment=map_wap_tabletop name=demo_map run_id=executor $(MAP_DATA) max_steps=2500
 	$(BIN)/python eval.py $(MAP_EVAL) run_id=full $(MAP_PLANS)
 	$(BIN)/python eval.py $(MAP_EVAL) run_id=no_calibration $(MAP_PLANS) calibration=none
 	$(BIN)/python eval.py $(MAP_EVAL) run_id=oracle_plans language=oracle visual=oracle

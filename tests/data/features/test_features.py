@@ -302,7 +302,8 @@ def test_the_command_makes_what_the_data_module_reads(
     regions = json.dumps(CANVAS["regions"]).replace('"', "").replace(" ", "")
     words = [f"root={root}", f"out={tmp_path / 'f'}", f"view={view}", "episodes=[0]", "progress=false"]
     canvas = [f"contract.plan.canvas.{side}={CANVAS[side]}" for side in ("height", "width")]
-    features(compose("features", [*words, *canvas, f"contract.plan.canvas.regions={regions}"]))
+    codec = ["contract.plan.codec.mean=[0,0,0]", "contract.plan.codec.std=[1,1,1]"]  # those of small()
+    features(compose("features", [*words, *canvas, *codec, f"contract.plan.canvas.regions={regions}"]))
     assert f"1 episodes, {clips} clips" in capsys.readouterr().out
     chosen = {"val": None, "train": {"a": {"root": root, "episodes": [0]}}}
     config = {"visual_planner": VisualPlannerViewConfig, "executor": ExecutorViewConfig}[view]
