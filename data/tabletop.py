@@ -68,16 +68,7 @@ class TabletopSource:
                 f"{self.name}: no episode {index}; there are 0..{self.num_episodes - 1}, "
                 f"raise source.num_episodes={self.num_episodes}"
             )
-        return demonstrate(
-            self.task,
-            split=self.split,
-            index=index,
-            seed=self.seed,
-            perturb=self.perturb,
-            perturb_kinds=self.perturb_kinds,
-            frame_size=self.frame_size,
-            source=self.name,
-        )
+        return demonstrate(**self._choice(index), frame_size=self.frame_size, source=self.name)
 
     def report(self) -> dict[str, Any]:
         """Counts over all episodes, from a run without pictures: frames, segments per label, successes."""
@@ -88,14 +79,7 @@ class TabletopSource:
             labels: list[str | None] = []
             segment_ids: list[int] = []
             step = None
-            for step in demonstration_steps(
-                self.task,
-                split=self.split,
-                index=index,
-                seed=self.seed,
-                perturb=self.perturb,
-                perturb_kinds=self.perturb_kinds,
-            ):
+            for step in demonstration_steps(**self._choice(index)):
                 labels.append(step.subtask)
                 segment_ids.append(step.segment_id)
             assert step is not None, "a demonstration has at least one step"
@@ -109,4 +93,15 @@ class TabletopSource:
             "successes": successes,
             "segments": dict(sorted(segments.items())),
             "perturbations": dict(sorted(perturbations.items())),
+        }
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        """What names one demonstration, with or without its pictures."""
+        return {
+            "task": self.task,
+            "split": self.split,
+            "index": index,
+            "seed": self.seed,
+            "perturb": self.perturb,
+            "perturb_kinds": self.perturb_kinds,
         }

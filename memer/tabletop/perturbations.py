@@ -43,7 +43,7 @@ class Perturbations:
 
     probability: float
     rng: np.random.Generator
-    kinds: tuple[str, ...] = USUAL
+    kinds: Sequence[str] = USUAL
     events: list[tuple[int, str]] = field(default_factory=list)
     drift: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
     _freeze_left: int = 0
@@ -52,7 +52,7 @@ class Perturbations:
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(f"Perturbations.probability: {self.probability!r}, must lie in 0..1")
-        self.kinds = check_kinds("Perturbations.kinds", self.kinds)
+        self.kinds = check_kinds("tabletop perturb_kinds", self.kinds)
 
     def strike(
         self,

@@ -15,7 +15,7 @@ from memer.tabletop.object_search.controller import ObjectSearchController
 from memer.tabletop.object_search.world import ObjectSearchWorld
 from memer.tabletop.observe_and_pick_up.controller import ObserveAndPickUpController
 from memer.tabletop.observe_and_pick_up.world import ObserveAndPickUpWorld
-from memer.tabletop.perturbations import USUAL, Perturbations, check_kinds
+from memer.tabletop.perturbations import USUAL, Perturbations
 from memer.tabletop.press_button.controller import PressButtonController
 from memer.tabletop.press_button.world import PressButtonWorld
 from memer.tabletop.swap_blocks.controller import SwapBlocksController
@@ -106,8 +106,7 @@ def make_world(
     Raises:
         UsageError: an unknown kind, none, or a chance outside 0..1.
     """
-    kinds = check_kinds("tabletop perturb_kinds", perturb_kinds)
     if not 0.0 <= perturb <= 1.0:
         raise UsageError(f"tabletop perturb {perturb!r}: a chance per second, must lie in 0..1")
     layout, disturbances, _ = episode_streams(task, split=split, index=index, seed=seed)
-    return world_class(task)(layout, perturbations=Perturbations(perturb, disturbances, kinds))
+    return world_class(task)(layout, perturbations=Perturbations(perturb, disturbances, perturb_kinds))

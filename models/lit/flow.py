@@ -87,7 +87,7 @@ class Frozen:
 def warn_unless_normalised(frames: Tensor, codec: CodecSettings) -> bool:
     """Warn where a patch codec's latents are far from mean 0 and deviation 1.
 
-    Training then runs, and hardly sees what moves: on the embedded benchmark it took 6 times as many steps.
+    Training then runs, and hardly sees what moves.
 
     Args:
         frames: float[B, 3, F, H, W] in [-1, 1].
