@@ -1,7 +1,7 @@
 """`python -m data.build source=... out=DIR`: any source to shards or to the public form (a root).
 
-`python -m data.build stage=features root=SHARDS out=DIR` makes features of shards; its config is
-conf/features.yaml.
+`python -m data.build stage=features root=SHARDS out=DIR` makes features of shards, `stage=plans` the plans
+that a world model imagines for them; their configs are conf/features.yaml and conf/plans.yaml.
 """
 
 import sys
@@ -10,21 +10,24 @@ from typing import Any
 
 from conf.instantiate import instantiate
 from conf.launch import hydra_root
-from data.features import FeatureSettings, build_features
+from data.features import FeatureSettings, build_features, build_plans
 from data.qwen_format import export_qwen
 from data.shards import BuildSettings, ShardSet, build_shards
-from data.sources import Source
+from data.sources import Source, json_hash
 from data.views.base import PlanView
 from data.views.planner import rules_from
+from memer.artifact import verify_artifact
+from memer.contract import Contract
 from memer.episode import Segment
 from memer.errors import UsageError
+from memer.plan_parts import load_parts
 
 
 @hydra_root("build", run_dir=False)
 def main(cfg: dict[str, Any]) -> int:
     """Build what the config asks for and print what was made."""
     if cfg["stage"] != "shards":
-        raise UsageError(f"stage: {cfg['stage']!r}, must be shards or features")
+        raise UsageError(f"stage: {cfg['stage']!r}, must be shards, features or plans")
     if cfg["format"] not in ("shards", "qwen"):
         raise UsageError(f"format: {cfg['format']!r}, must be shards or qwen")
     chosen = cfg["view"]["rules"]
@@ -100,6 +103,27 @@ def features(cfg: dict[str, Any]) -> int:
     return 0
 
 
+@hydra_root("plans", run_dir=False)
+def plans(cfg: dict[str, Any]) -> int:
+    """Let a world model imagine the segments of shards and print what was made."""
+    shards, folder = ShardSet(cfg["root"]), cfg["world_model"]
+    (planner,) = load_parts({"visual": folder}, device=cfg["device"], steps=cfg["steps"]).values()
+    manifest = build_plans(
+        shards,
+        out=cfg["out"],
+        planner=planner,
+        name=f"{json_hash(verify_artifact(folder).files)[:16]}, {planner.steps} steps",
+        contract=Contract.load(folder),
+        episodes=cfg["episodes"],
+        progress=cfg["progress"],
+    )
+    print(
+        f"{cfg['out']}: plans of {len(manifest['episodes'])} episodes, "
+        f"{sum(manifest['files'].values()) / 1e6:.1f} MB"
+    )
+    return 0
+
+
 def _label_name(labeler: object) -> str:
     return type(labeler).__name__.removesuffix("Labels").lower()
 
@@ -155,5 +179,6 @@ def rules_summary(report: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    # Two configs: features need neither source nor cameras, which the other stage cannot do without.
-    (features if "stage=features" in sys.argv[1:] else main)()
+    # Each stage has a config: two need neither source nor cameras, which shards cannot do without.
+    stages = {"stage=features": features, "stage=plans": plans}
+    next((stages[word] for word in sys.argv[1:] if word in stages), main)()

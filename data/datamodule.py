@@ -10,17 +10,17 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning
 from torch.utils.data import DataLoader
 
 from data.dataset import ChosenShards, SampleTable, TrainBatches, ValidationBatches
-from data.features import FeatureSet, shards_hash
+from data.features import FeatureSet, ImaginedPlans, plans_key, shards_hash
 from data.order import OrderSettings
 from data.shards import Moments, ShardSet
 from data.sources import json_hash
-from data.views.base import PlanView, Sample, View, ViewConfig
+from data.views.base import FollowsPlans, PlanView, Sample, View, ViewConfig
 from data.views.frames import FrameCache
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
@@ -65,6 +65,8 @@ class ShardDataModule(lightning.LightningDataModule):
         multiprocessing_context: fork, spawn, forkserver or null for the platform's.
         features: directories of `python -m data.build stage=features`, one or a list; each source needs the
             one that was made from its shards. Samples then hold latents instead of frames.
+        plans: directories of `python -m data.build stage=plans`, one or a list, for the training sources of a
+            view whose `plan_source` is not `real`.
         collate: list of samples -> batch; also settable with `bind`.
     """
 
@@ -87,6 +89,7 @@ class ShardDataModule(lightning.LightningDataModule):
         cache_mib: int = 1024,
         multiprocessing_context: str | None = None,
         features: str | Path | Sequence[str | Path] | None = None,
+        plans: str | Path | Sequence[str | Path] | None = None,
         collate: Collate | None = None,
     ) -> None:
         super().__init__()
@@ -122,10 +125,10 @@ class ShardDataModule(lightning.LightningDataModule):
         _check_columns({**self._train, **self._val}, self.train_view)
         val_view = view.bind(data_contract, sample_stride=val_sample_stride, plain=True)
         if features is not None:
-            several = isinstance(features, Sequence) and not isinstance(features, str)
-            sets = [FeatureSet(str(root)) for root in (features if several else [features])]
+            sets = [FeatureSet(root) for root in _listed(features)]
             _use_features(self.train_view, self._train, sets)
             _use_features(val_view, self._val, sets)
+        _use_plans(self.train_view, self._train, [ImaginedPlans(root) for root in _listed(plans)])
         self.train_table = SampleTable(self._train, self.train_view)
         self.val_table = SampleTable(self._val, val_view)
         if self.contract.prompt.form == "segments":
@@ -366,15 +369,52 @@ def _use_features(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence
     """Give a view the features of each source, found by the content of its shards."""
     if not isinstance(view, PlanView):
         raise UsageError("data.features: samples of this view hold no latents; leave it out")
-    found: dict[str, FeatureSet] = {}
+    keys = {name: view.feature_key() for name in chosen}
+    view.features = _matched(chosen, sets, keys)
+
+
+def _use_plans(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[ImaginedPlans]) -> None:
+    """Give a view the imagined plans of each source, if it shows any."""
+    source = view.plan_source if isinstance(view, FollowsPlans) else "real"
+    if not sets and source == "real":
+        return
+    if source == "real" or not isinstance(view, FollowsPlans):
+        raise UsageError(
+            "data.plans: samples of this view show real plans; set view.plan_source, or leave it"
+        )
+    if not sets:
+        raise UsageError(
+            f"data.plans: missing, view.plan_source is {source}; python -m data.build stage=plans makes them"
+        )
+    if getattr(view, "features", None):
+        raise UsageError("data.features: hold the latents of real plans; leave them out, or data.plans")
+    view.imagined = _matched(
+        chosen, sets, {name: plans_key(c.shards, view.plan) for name, c in chosen.items()}
+    )
+
+
+Made = TypeVar("Made", FeatureSet, ImaginedPlans)
+
+
+def _matched(
+    chosen: Mapping[str, ChosenShards], sets: Sequence[Made], keys: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Made]:
+    """The directory of each source, found by the content of its shards and checked."""
+    found: dict[str, Made] = {}
     for name, source in chosen.items():
-        key = {"shards": shards_hash(source.shards), **view.feature_key()}
-        same = [features for features in sets if features.manifest["key"]["shards"] == key["shards"]]
+        key = {"shards": shards_hash(source.shards), **keys[name]}
+        same = [made for made in sets if made.manifest["key"]["shards"] == key["shards"]]
         # Without a match the check names the field, of the only directory or of the first.
-        features = (same or list(sets))[0]
-        features.check(key, episodes=source.episodes)
-        found[name] = features
-    view.features = found
+        found[name] = (same or list(sets))[0]
+        found[name].check(key, episodes=source.episodes)
+    return found
+
+
+def _listed(roots: str | Path | Sequence[str | Path] | None) -> list[str]:
+    if roots is None:
+        return []
+    several = isinstance(roots, Sequence) and not isinstance(roots, str)
+    return [str(root) for root in (roots if several else [roots])]
 
 
 def _statistics(train: Mapping[str, ChosenShards], choice: str) -> dict[str, dict[str, tuple[float, ...]]]:

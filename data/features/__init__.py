@@ -1,7 +1,16 @@
-"""Latents and text embeddings of a view's samples, computed once by the frozen codec and text encoder."""
+"""What models make of demonstrations once: latents, text embeddings, imagined plans."""
 
 from data.features.layout import shards_hash
+from data.features.plans import ImaginedPlans, build_plans, plans_key
 from data.features.reader import FeatureSet
 from data.features.writer import FeatureSettings, build_features
 
-__all__ = ["FeatureSet", "FeatureSettings", "build_features", "shards_hash"]
+__all__ = [
+    "FeatureSet",
+    "FeatureSettings",
+    "ImaginedPlans",
+    "build_features",
+    "build_plans",
+    "plans_key",
+    "shards_hash",
+]

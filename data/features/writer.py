@@ -1,40 +1,35 @@
-"""Features of shards: episode by episode, resumable, complete or absent.
+"""Features of shards: episode by episode, resumable, complete or absent (see data.features.directory).
 
-Work happens in `OUT.partial`, which becomes `OUT` by one rename at the very end. Killed at any time, the same
-command goes on from the finished episodes. Codec and text encoder come as objects: data knows no models.
+Codec and text encoder come as objects: data knows no models.
 """
 
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from data.building import chosen_episodes, finished, locked, remember_plan
+from data.building import chosen_episodes
+from data.features.directory import Row, build_directory, save_array
 from data.features.layout import (
     DTYPES,
     FORMAT_VERSION,
-    MANIFEST_FILE,
     TEXT_FEATURES_FILE,
     TEXTS_FILE,
     latents_name,
     shards_hash,
 )
-from data.files import read_json
 from data.shards import ShardSet
-from data.sources import json_hash
 from data.views.base import PlanView
 from data.views.frames import FrameCache
 from memer.canvas import to_signed
 from memer.devices import checked_device
 from memer.errors import MemerError, UsageError
-from memer.folders import replacing, write_json
+from memer.folders import write_json
 
 
 class Codec(Protocol):
@@ -123,51 +118,28 @@ def build_features(
         "episodes": indices,
         "sample_stride": getattr(view, "sample_stride", 1),
     }
-    manifest = finished(out, described, manifest_file=MANIFEST_FILE)
-    if manifest is not None:
-        return manifest
-    partial = out.with_name(out.name + ".partial")
-    with locked(partial) as work:
-        manifest = _finished_partial(partial, described)
-        if manifest is None:
-            remember_plan(work, described)
-            task = _Episodes(shards, view, codec, settings, partial, work)
-            shown = tqdm(indices, unit="episode", desc="features", disable=not progress)
-            rows = [task.run(index) for index in shown]
-            manifest = _finish(
-                partial, rows, described=described, text_encoder=text_encoder, dtype=settings.dtype
-            )
-        shutil.rmtree(work)
-        if out.exists():
-            out.rmdir()  # empty, as `finished` saw
-        os.replace(partial, out)
-    return manifest
-
-
-def _finished_partial(partial: Path, described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a build that was killed between its manifest and the rename."""
-    if not (partial / MANIFEST_FILE).exists():
-        return None
-    return finished(partial, described, manifest_file=MANIFEST_FILE)
+    task = _Episodes(shards, view, codec, settings)
+    return build_directory(
+        out,
+        described=described,
+        episode=task.run,
+        finish=partial(_finish, text_encoder=text_encoder, dtype=settings.dtype),
+        desc="features",
+        progress=progress,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Episodes:
-    """Writes the latents of one episode, unless they are there already."""
+    """Writes the latents of one episode."""
 
     shards: ShardSet
     view: PlanView
     codec: Codec
     settings: FeatureSettings
-    folder: Path
-    work: Path
 
-    def run(self, index: int) -> dict[str, Any]:
+    def run(self, folder: Path, index: int) -> Row:
         """The episode's record: keys of its latents, its texts, the sizes of its files."""
-        record = self.work / f"episode_{index:06d}.json"
-        if record.exists():
-            known: dict[str, Any] = read_json(record, missing="")
-            return known
         episode = self.shards.episode(index)
         try:
             targets = self.view.targets(episode.segments, num_frames=episode.num_frames)
@@ -187,17 +159,14 @@ class _Episodes:
         files = {}
         for kind, clips in kinds.items():
             self._encode(clips, where=where)
-            files[latents_name(index, kind)] = _save(
-                self.folder / latents_name(index, kind), np.concatenate(clips.latents)
-            )
-        made = {
+            name = latents_name(index, kind)
+            files[name] = save_array(folder / name, np.concatenate(clips.latents))
+        return {
             "episode_index": index,
             "keys": {kind: clips.numbers for kind, clips in kinds.items()},
             "texts": sorted(texts),
             "files": files,
         }
-        write_json(record, made, durable=True)
-        return made
 
     def _encode(self, clips: "_Clips", *, where: str) -> None:
         """Encode what waits; frames of a long episode would not fit into memory as clips."""
@@ -242,33 +211,16 @@ class _Clips:
 
 
 def _finish(
-    partial: Path,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    described: Mapping[str, Any],
-    text_encoder: TextEncoder | None,
-    dtype: str,
+    folder: Path, rows: Sequence[Row], *, text_encoder: TextEncoder | None, dtype: str
 ) -> dict[str, Any]:
     files = {name: size for row in rows for name, size in row["files"].items()}
     if text_encoder is not None:
         texts = sorted({text for row in rows for text in row["texts"]})
         embedded = torch.cat([text_encoder.encode([text]) for text in texts]).float().cpu().numpy()
-        files[TEXT_FEATURES_FILE] = _save(partial / TEXT_FEATURES_FILE, embedded.astype(dtype))
-        write_json(partial / TEXTS_FILE, texts, durable=True)
-        files[TEXTS_FILE] = (partial / TEXTS_FILE).stat().st_size
-    manifest = {
-        **described,
-        "inputs": dict(described),
-        "input_hash": json_hash(described),
+        files[TEXT_FEATURES_FILE] = save_array(folder / TEXT_FEATURES_FILE, embedded.astype(dtype))
+        write_json(folder / TEXTS_FILE, texts, durable=True)
+        files[TEXTS_FILE] = (folder / TEXTS_FILE).stat().st_size
+    return {
         "episodes": [{"episode_index": row["episode_index"], "keys": row["keys"]} for row in rows],
         "files": files,
     }
-    write_json(partial / MANIFEST_FILE, manifest, durable=True)
-    return manifest
-
-
-def _save(path: Path, array: NDArray[Any]) -> int:
-    """Write a .npy beside, flush it to the disk, rename; returns its bytes."""
-    with replacing(path, durable=True) as temporary, temporary.open("wb") as stream:
-        np.save(stream, array, allow_pickle=False)
-    return path.stat().st_size

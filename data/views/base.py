@@ -115,6 +115,29 @@ class FeatureReader(Protocol):
         ...
 
 
+class PlanReader(Protocol):
+    """Plans of one source that a world model imagined (data.plans)."""
+
+    def frames(self, episode_index: int, number: int) -> NDArray[np.uint8]:
+        """uint8[N, H, W, 3], the plan of a segment, from 0 on."""
+        ...
+
+
+@runtime_checkable
+class FollowsPlans(View, Protocol):
+    """A view that may show imagined plans in the place of real ones.
+
+    Attributes:
+        plan: the contract's plan settings.
+        plan_source: `real`, or one that needs `imagined`.
+        imagined: source name -> imagined plans.
+    """
+
+    plan: PlanSettings
+    plan_source: str
+    imagined: Mapping[str, PlanReader]
+
+
 @runtime_checkable
 class PlanView(View, Protocol):
     """A view whose samples show canvases, so that a codec can encode them ahead.

@@ -4,6 +4,7 @@ An episode's action[k] is the command given at frame k; it leads to frame k + 1.
 specification, sections 8 (targets), 9 (labels) and 11 (classification).
 """
 
+import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from data.views.base import FeatureReader, chosen_contract
+from data.views.base import FeatureReader, PlanReader, chosen_contract
 from data.views.frames import FrameProvider
 from data.views.plans import (
     canvas_bytes,
@@ -33,6 +34,7 @@ from memer.sample import ExecutorSample
 from memer.settings import check_count, check_positive
 
 Tail = Literal["pad", "continue"]
+PlanSource = Literal["real", "generated", "mixed"]
 ProgressPad = Literal["mask", "one"]
 
 
@@ -86,6 +88,12 @@ class ExecutorView:
         start_weight: uses per epoch of the first steps of a segment. There the pictures alone tell where to
             go; a few steps later the robot's own state shows it, and most samples teach nothing about seeing.
         start_steps: how many these are, in raw frames.
+        plan_source: frames of the plan are those of the demonstration (`real`), what a world model imagined
+            for it (`generated`, from `imagined`), or one of them at random (`mixed`). The first reference is
+            real always.
+
+    Attributes:
+        imagined: source name -> plans that a world model made for its segments; `real` needs none.
 
     Raises:
         UsageError: a value or a switch of the plan that this view cannot serve.
@@ -103,14 +111,17 @@ class ExecutorView:
         gripper: Sequence[int] = (-1,),
         start_weight: float = 1.0,
         start_steps: int = 4,
+        plan_source: PlanSource = "real",
     ) -> None:
         self.contract = contract
         self.columns: tuple[str, ...] = ("state", "action")
         self.plan = plan_of(contract)
         self.features: Mapping[str, FeatureReader] = {}
+        self.imagined: Mapping[str, PlanReader] = {}
         for name, value, accepted in (
             ("tail", tail, get_args(Tail)),
             ("progress_pad", progress_pad, get_args(ProgressPad)),
+            ("plan_source", plan_source, get_args(PlanSource)),
         ):
             if value not in accepted:
                 raise UsageError(f"view.{name}: {value!r}, must be {' or '.join(accepted)}")
@@ -128,6 +139,11 @@ class ExecutorView:
                 "contract.plan.plan_encoding: episodic needs the latents of whole episodes; samples hold the "
                 "frames of one segment, use self_contained"
             )
+        if plan_source != "real" and self.plan.visual_plan == "none":
+            raise UsageError(
+                f"view.plan_source: {plan_source}, but contract.plan.visual_plan is none; leave it at real"
+            )
+        self.plan_source = plan_source
         self.sample_stride = sample_stride
         self.tail = tail
         self.progress_pad = progress_pad
@@ -188,6 +204,7 @@ class ExecutorView:
 
         Raises:
             ValueError: t belongs to no segment.
+            UsageError: imagined plans are asked for, and the source has none.
             MemerError: state or action hold a value that is not a number.
         """
         if targets is None:
@@ -212,6 +229,9 @@ class ExecutorView:
             pictures = canvas_stack(episode, references + shown, contract=self.contract, frames=frames)
             count = len(references)
             shows = {"plan_frames": pictures[:count], "clip_frames": pictures[count:]}
+            if self._imagines(f"{episode.source}/{episode.episode_index}/{t}/{epoch}/{repeat}"):
+                imagined = self._imagined(episode, number)
+                shows["plan_frames"] = np.concatenate([pictures[:1], imagined])
         else:
             at = episode.episode_index
             shows = {
@@ -305,6 +325,21 @@ class ExecutorView:
                 )
         return tuple(listed)
 
+    def _imagines(self, name: str) -> bool:
+        """Whether this use of a sample shows an imagined plan; the same for the same name."""
+        if self.plan_source == "mixed":
+            return zlib.crc32(name.encode()) % 2 == 1
+        return self.plan_source == "generated"
+
+    def _imagined(self, episode: Episode, number: int) -> NDArray[np.uint8]:
+        plans = self.imagined.get(episode.source)
+        if plans is None:
+            raise UsageError(
+                f"view.plan_source: {self.plan_source}, but {episode.source} has no imagined plans; make "
+                "them with python -m data.build stage=plans and set data.plans=DIR"
+            )
+        return plans.frames(episode.episode_index, number)
+
     def _finished(self, segment: Segment, t: int) -> bool:
         return segment.end - 1 - t < self.plan.finish_margin
 
@@ -344,6 +379,7 @@ class ExecutorViewConfig:
         gripper: dimensions of delta actions that padding holds.
         start_weight: uses per epoch of a segment's first steps.
         start_steps: raw frames.
+        plan_source: real, generated or mixed.
     """
 
     contract: Mapping[str, Any]
@@ -353,11 +389,12 @@ class ExecutorViewConfig:
     gripper: Sequence[int] = (-1,)
     start_weight: float = 1.0
     start_steps: int = 4
+    plan_source: PlanSource = "real"
 
     def bind(
         self, contract: Contract, *, sample_stride: int | None = None, plain: bool = False
     ) -> ExecutorView:
-        """See ViewConfig; there is no noise."""
+        """See ViewConfig; `plain` shows real plans, so that figures of all plan sources compare."""
         return ExecutorView(
             chosen_contract(contract, self.contract),
             sample_stride=self.sample_stride if sample_stride is None else sample_stride,
@@ -366,4 +403,5 @@ class ExecutorViewConfig:
             gripper=self.gripper,
             start_weight=self.start_weight,
             start_steps=self.start_steps,
+            plan_source="real" if plain else self.plan_source,
         )

@@ -60,6 +60,7 @@ def cases() -> list[tuple[str, list[str]]]:
     found += [
         ("features", ["root=SHARDS", "out=DIR", f"view={view}"]) for view in ("visual_planner", "executor")
     ]
+    found.append(("plans", ["root=SHARDS", "out=DIR", "world_model=EXPORT"]))
     return [(root, [*words, *(o for w in words for o in GIVEN.get(w, []))]) for root, words in found]
 
 
@@ -114,7 +115,7 @@ def test_every_file_below_conf_is_reached() -> None:
     parts = {"callbacks", "data", "view", "sweep", "eval"}
     left = {path for path in groups - reached if path.split("/")[0] not in parts}
     assert not left, f"add these to cases(): {sorted(left)}"
-    known = {"train.yaml", "eval.yaml", "build.yaml", "describe.yaml", "features.yaml"}
+    known = {"train.yaml", "eval.yaml", "build.yaml", "describe.yaml", "features.yaml", "plans.yaml"}
     assert {path.name for path in CONF_DIR.glob("*.yaml")} == known
 
 
