@@ -11,6 +11,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,8 @@ from transformers import AutoTokenizer, UMT5EncoderModel
 
 from memer.errors import MemerError
 from memer.plan_settings import TextSettings
-from models.pretrained import load_part
+from models.pretrained import check_place, load_part
+from models.text_store import TextStore
 
 
 class TextEncoder(Protocol):
@@ -77,6 +79,9 @@ def _vector(name: str, dim: int) -> np.ndarray:
 class Umt5Text(_CachingEncoder):
     """The UMT5 encoder of Wan, frozen.
 
+    Embeddings are kept on disk (`models.text_store`). The encoder, 5.7 billion parameters, is loaded for the
+    first text that is not there, so a robot that is told known subtasks needs none.
+
     Args:
         settings: `model` names a folder with `text_encoder` and `tokenizer` in it, one with both at once, or
             a pipeline's hub id.
@@ -84,8 +89,8 @@ class Umt5Text(_CachingEncoder):
         dtype: of the encoder.
 
     Raises:
-        SourceUnavailableError: nothing there.
-        MemerError: the encoder's width differs from the settings.
+        SourceUnavailableError: no such folder; from `encode` also: nothing at that hub id.
+        MemerError: (`encode`) the encoder's width differs from the settings, or a text is too long.
     """
 
     def __init__(
@@ -96,17 +101,38 @@ class Umt5Text(_CachingEncoder):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(settings)
-        self.tokenizer: Any = load_part(AutoTokenizer, settings.model, part="tokenizer")
-        encoder: Any = load_part(UMT5EncoderModel, settings.model, part="text_encoder", dtype=dtype)
-        self.encoder = encoder.to(device).eval().requires_grad_(False)
+        check_place(settings.model, part="text_encoder")
+        self._device, self._dtype = device, dtype
+        self.store = TextStore(settings, dtype=str(dtype))
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer beside the encoder."""
+        return load_part(AutoTokenizer, self.settings.model, part="tokenizer")
+
+    @cached_property
+    def encoder(self) -> Any:
+        """The encoder on its device."""
+        settings = self.settings
+        encoder = load_part(UMT5EncoderModel, settings.model, part="text_encoder", dtype=self._dtype)
         if encoder.config.d_model != settings.dim:
             raise MemerError(
                 f"text encoder {settings.model}: embeddings of {encoder.config.d_model} numbers, the "
                 f"contract says text.dim={settings.dim}"
             )
+        return encoder.to(self._device).eval().requires_grad_(False)
+
+    def _encode(self, sentence: str) -> Tensor:
+        tokens = self.store.read(sentence)
+        if tokens is None:
+            tokens = self._computed(sentence)
+            self.store.write(sentence, tokens)
+        missing = self.settings.max_tokens - len(tokens)
+        return torch.nn.functional.pad(tokens, (0, 0, 0, missing))
 
     @torch.no_grad()
-    def _encode(self, sentence: str) -> Tensor:
+    def _computed(self, sentence: str) -> Tensor:
+        """float32[n, T] of the n true tokens."""
         size = self.settings.max_tokens
         ids = self.tokenizer(sentence)["input_ids"]
         if len(ids) > size:
@@ -118,7 +144,7 @@ class Umt5Text(_CachingEncoder):
         seen = torch.arange(size)[None] < len(ids)
         with torch.autocast(device.type, enabled=False):
             states = self.encoder(padded.to(device), attention_mask=seen.long().to(device)).last_hidden_state
-        return torch.where(seen[0, :, None], states[0].float().cpu(), 0.0)
+        return states[0, : len(ids)].float().cpu()  # type: ignore[no-any-return]
 
 
 def make_text_encoder(settings: TextSettings, *, device: torch.device | str = "cpu") -> TextEncoder:

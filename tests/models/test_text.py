@@ -1,6 +1,8 @@
 """Text encoders: shape, zeros behind the end, sameness, the store on disk."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,13 @@ def umt5(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder / "tokenizer")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's embeddings are kept."""
+    monkeypatch.setenv("MEMER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "texts"
 
 
 def settings_of(folder: Path, **kwargs) -> TextSettings:
@@ -90,6 +99,51 @@ def test_umt5_refuses_what_does_not_fit(umt5: Path) -> None:
             ["put the red block on the blue block block"]
         )
     with pytest.raises(MemerError, match=r"text\.dim=32"):
-        make_text_encoder(settings_of(umt5, dim=32))
+        make_text_encoder(settings_of(umt5, dim=32)).encode(["put"])
     with pytest.raises(SourceUnavailableError, match="no such folder"):
         make_text_encoder(settings_of(umt5 / "missing"))
+
+
+def test_umt5_is_asked_once_per_text_and_loaded_for_new_ones_alone(umt5: Path, kept: Path) -> None:
+    texts = ["put the red block", "put"]
+    first = make_text_encoder(settings_of(umt5)).encode(texts)
+    assert len(list(kept.iterdir())) == 2
+    again = make_text_encoder(settings_of(umt5))
+    assert torch.equal(again.encode(texts), first)
+    assert not {"encoder", "tokenizer"} & set(vars(again))
+    assert torch.equal(again.encode(["put", "put the blue block"])[0], first[1])
+    assert "encoder" in vars(again)
+    assert len(list(kept.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "change", [{"template": "task: {text}"}, {"max_tokens": 9}, {"model": "other"}, {"dtype": torch.bfloat16}]
+)
+def test_embeddings_of_another_encoder_are_not_taken(
+    umt5: Path, kept: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    make_text_encoder(settings_of(umt5)).encode(["put"])
+    if change.get("model"):
+        change = {"model": str(shutil.copytree(umt5, tmp_path / "other", copy_function=shutil.copyfile))}
+    dtype = {"dtype": change.pop("dtype")} if "dtype" in change else {}
+    other = Umt5Text(settings_of(umt5, **change), **dtype)
+    other.encode(["put"])
+    assert "encoder" in vars(other)
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_damaged_or_forbidden_places_cost_only_time(
+    umt5: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = make_text_encoder(settings_of(umt5)).encode(["put"])
+    (file,) = kept.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert torch.equal(make_text_encoder(settings_of(umt5)).encode(["put"]), expected)
+    assert "encoded again" in caplog.text
+    mended = make_text_encoder(settings_of(umt5))
+    assert torch.equal(mended.encode(["put"]), expected)
+    assert "encoder" not in vars(mended)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMER_CACHE", str(tmp_path / "file"))
+    assert torch.equal(make_text_encoder(settings_of(umt5)).encode(["put"]), expected)
+    assert "set MEMER_CACHE" in caplog.text
