@@ -106,7 +106,7 @@ def features(cfg: dict[str, Any]) -> int:
 @hydra_root("plans", run_dir=False)
 def plans(cfg: dict[str, Any]) -> int:
     """Let a world model imagine the segments of shards and print what was made."""
-    shards, folder = ShardSet(cfg["root"]), cfg["world_model"]
+    shards, folder = ShardSet(cfg["root"]), cfg["visual"]
     (planner,) = load_parts({"visual": folder}, device=cfg["device"], steps=cfg["steps"]).values()
     manifest = build_plans(
         shards,

@@ -60,7 +60,7 @@ def cases() -> list[tuple[str, list[str]]]:
     found += [
         ("features", ["root=SHARDS", "out=DIR", f"view={view}"]) for view in ("visual_planner", "executor")
     ]
-    found.append(("plans", ["root=SHARDS", "out=DIR", "world_model=EXPORT"]))
+    found.append(("plans", ["root=SHARDS", "out=DIR", "visual=EXPORT"]))
     return [(root, [*words, *(o for w in words for o in GIVEN.get(w, []))]) for root, words in found]
 
 

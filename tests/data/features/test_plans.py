@@ -239,7 +239,7 @@ def test_the_command_asks_an_exported_world_model(tmp_path: Path, capsys: pytest
         progress=False,
     )
     export = export_world_model(tmp_path / "cwm", tiny_contract())
-    words = [f"root={tmp_path / 's'}", f"out={tmp_path / 'p'}", f"world_model={export}", "steps=2"]
+    words = [f"root={tmp_path / 's'}", f"out={tmp_path / 'p'}", f"visual={export}", "steps=2"]
     plans_command(compose("plans", [*words, "progress=false"]))
     assert "plans of 1 episodes" in capsys.readouterr().out
     made = ImaginedPlans(tmp_path / "p")
