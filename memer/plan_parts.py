@@ -1,5 +1,6 @@
 """Exported parts put together to one policy: language planner, world model, executor."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Literal
 
 from memer.artifact import load_part
 from memer.contract import Contract, plan_of
-from memer.errors import MemerError
+from memer.errors import MemerError, UsageError
 from memer.plan_settings import PlanSettings
 from memer.settings import check_count
 from memer.similarity import PlanSimilarity, make_similarity
@@ -21,7 +22,11 @@ ORDER = ("executor", "visual", "language")
 
 
 def load_parts(
-    folders: Mapping[str, Path | str], *, device: str = "cpu", steps: int | None = None
+    folders: Mapping[str, Path | str],
+    *,
+    device: str = "cpu",
+    steps: int | None = None,
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """Load exported parts.
 
@@ -29,14 +34,17 @@ def load_parts(
         folders: `language`, `visual`, `executor` -> exported folder.
         device: where they run.
         steps: Euler steps of world model and executor; None keeps theirs.
+        temperature: deviation of the noise that the executor's chunks start from; None keeps its own.
 
     Raises:
-        UsageError: fewer steps than one.
+        UsageError: fewer steps than one, a negative temperature.
         SourceUnavailableError: no such folder, or no exported one.
         MemerError: damaged, or another part than its role asks for.
     """
     if steps is not None:
         check_count("steps", steps, least=1)
+    if temperature is not None:
+        check_temperature(temperature)
     parts = {name: load_part(folder, device=device) for name, folder in folders.items()}
     for name, part in parts.items():
         if not hasattr(part, METHODS[name]):
@@ -46,7 +54,15 @@ def load_parts(
     for name in ("visual", "executor"):
         if name in parts and steps is not None:
             parts[name].steps = steps
+    if "executor" in parts and temperature is not None:
+        parts["executor"].temperature = float(temperature)
     return parts
+
+
+def check_temperature(value: object) -> None:
+    """Raise a UsageError unless a value is a deviation."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise UsageError(f"temperature: {value!r}, must be a number from 0 on")
 
 
 def joint_contract(folders: Mapping[str, Path | str], *, allow: Sequence[str] = ()) -> Contract:

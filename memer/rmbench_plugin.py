@@ -88,6 +88,7 @@ class PluginSettings:
         visual: exported world model; null where the executor was trained without a visual plan.
         device: where the models run.
         steps: Euler steps.
+        temperature: of the executor's noise, see `memer.plan_parts.load_parts`.
         replan: actions executed of every chunk.
         tau: threshold of the progress gate.
         window: executed actions in its mean.
@@ -105,6 +106,7 @@ class PluginSettings:
     visual: str | None = None
     device: str = "cuda"
     steps: int = 10
+    temperature: float = 1.0
     replan: int = 24
     tau: float = 0.95
     window: int = 8
@@ -289,7 +291,9 @@ def make_policy(settings: PluginSettings) -> MapWamPolicy:
     from_table = settings.language.endswith(".json")
     if not from_table:
         folders["language"] = settings.language
-    parts = load_parts(folders, device=settings.device, steps=settings.steps)
+    parts = load_parts(
+        folders, device=settings.device, steps=settings.steps, temperature=settings.temperature
+    )
     contract = joint_contract(folders)
     if settings.visual is None:
         contract = without_visual(contract, trained=True)

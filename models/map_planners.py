@@ -162,11 +162,14 @@ class ModelExecutor(_ModelPart):
         model: in eval mode, on its device.
         contract: what it was trained with, with statistics.
         steps: Euler steps per chunk.
+        temperature: see `WapModel.sample`.
     """
 
-    def __init__(self, model: WapModel, contract: Contract, *, steps: int = 10) -> None:
+    def __init__(
+        self, model: WapModel, contract: Contract, *, steps: int = 10, temperature: float = 1.0
+    ) -> None:
         super().__init__(model, contract, steps=steps)
-        self.model = model
+        self.model, self.temperature = model, temperature
         self.states, self.actions = normalizers(contract)
         self._classifies = self.plan_settings.progress_mode == "classification"
         self._told = self.plan_settings.progress_condition
@@ -253,6 +256,7 @@ class ModelExecutor(_ModelPart):
                 state,
                 progress,
                 steps=self.steps,
+                temperature=self.temperature,
                 generator=[streams[row]._generator for row in rows],
             )
             actions = self.actions.denormalize(chunk.actions).float().cpu().numpy()

@@ -199,6 +199,7 @@ class WapModel(WapNetwork):
         progress: Tensor | None,
         *,
         steps: int = 10,
+        temperature: float = 1.0,
         generator: Generators = None,
     ) -> Chunk:
         """Denoise actions and progress under the caches, which stay as they are.
@@ -210,9 +211,21 @@ class WapModel(WapNetwork):
             state: float32[B, D_s], normalised.
             progress: float32[B] in [0, 1]; None without progress_condition.
             steps: Euler steps.
+            temperature: deviation of the noise that a chunk starts from. Below 1 chunks stay nearer to the
+                middle of what demonstrations did there: less various, more precise.
             generator: of the noise; one per row of the batch makes every row independent of the others.
         """
-        return self._sample(plan, obs, text, state, progress, steps=steps, generator=generator, future=False)
+        return self._sample(
+            plan,
+            obs,
+            text,
+            state,
+            progress,
+            steps=steps,
+            temperature=temperature,
+            generator=generator,
+            future=False,
+        )
 
     def sample_joint(
         self,
@@ -226,7 +239,9 @@ class WapModel(WapNetwork):
         generator: Generators = None,
     ) -> Chunk:
         """As `sample`, and with the future that goes with it, for checks and pictures."""
-        return self._sample(plan, obs, text, state, progress, steps=steps, generator=generator, future=True)
+        return self._sample(
+            plan, obs, text, state, progress, steps=steps, temperature=1.0, generator=generator, future=True
+        )
 
     @torch.no_grad()
     def finished(self, plan: PlanCache, obs: ObsCache, text: Tensor, state: Tensor) -> Tensor:
@@ -254,6 +269,7 @@ class WapModel(WapNetwork):
         progress: Tensor | None,
         *,
         steps: int,
+        temperature: float,
         generator: Generators,
         future: bool,
     ) -> Chunk:
@@ -267,7 +283,7 @@ class WapModel(WapNetwork):
             kinds["video"] = s.video_prediction
             shapes.append((batch, s.channels, s.future_latents, s.latent_height, s.latent_width))
         names = tuple(kinds)
-        noise = tuple(_noise(shape, generator, device) for shape in shapes)
+        noise = tuple(temperature * _noise(shape, generator, device) for shape in shapes)
 
         # What no Euler step changes: the times of all steps, the text's keys, the cached keys.
         context = self.condition(text, state, progress)

@@ -91,6 +91,18 @@ def test_exported_models_play(tmp_path, exports, parts, similarity):
     )
 
 
+def test_a_cold_executor_does_the_same_under_every_seed(tmp_path, exports):
+    predicted = {}
+    for temperature in ("0", "1.0"):
+        for seed in (0, 1):
+            out = tmp_path / f"{temperature}_{seed}"
+            summary = run(out, *models(exports, "executor"), f"temperature={temperature}", f"seed={seed}")
+            assert summary["temperature"] == float(temperature)
+            predicted[temperature, seed] = [row["predicted"] for row in chunks_of(out)]
+    assert predicted["0", 0] == predicted["0", 1]
+    assert predicted["1.0", 0] != predicted["1.0", 1]
+
+
 def test_a_stopped_evaluation_continues(tmp_path, monkeypatch):
     few = "env.num_episodes=2"
     run(tmp_path / "whole", few)
@@ -130,6 +142,9 @@ def test_a_stopped_evaluation_continues(tmp_path, monkeypatch):
         (["env.first_episode=-1"], "env.first_episode: -1"),
         (["seed=-1"], "seed: -1"),
         (["steps=0"], "steps: 0, must be at least 1"),
+        (["temperature=-1"], "temperature: -1, must be a number from 0 on"),
+        (["temperature=nan"], "temperature: nan"),
+        (["temperature=cold"], "temperature: 'cold'"),
         (["tau=2"], "tau: 2, must be a number between 0 and 1"),
         (["tau=x", "window=4"], "tau: 'x', must be a number"),
         (["window=0"], "window: 0, must be auto or a number"),

@@ -65,7 +65,12 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
     dataset = played_dataset(env, policy.contract, chosen)
     facts = run_facts(cfg, policy.contract, dataset, started=started, resumed=len(chosen) - len(todo))
     parts = {name: cfg[name] for name in ROLES}
-    settings = {"tau": cfg["tau"], "window": window, "calibration": policy.calibration}
+    settings = {
+        "temperature": cfg["temperature"],
+        "tau": cfg["tau"],
+        "window": window,
+        "calibration": policy.calibration,
+    }
     summary = write_map_wam(
         out, journal, episodes=chosen, facts={**facts, **parts, **settings}, seed=cfg["seed"]
     )
@@ -80,7 +85,7 @@ def _policy(cfg: Mapping[str, Any]) -> tuple[MapWamPolicy, int]:
         if not isinstance(cfg[name], str):
             raise UsageError(f"{name}: {cfg[name]!r}, must be oracle or the folder of an exported part")
     folders = {name: cfg[name] for name in ROLES if cfg[name] not in ("oracle", "table", "none")}
-    parts = load_parts(folders, device=cfg["device"], steps=cfg["steps"])
+    parts = load_parts(folders, device=cfg["device"], steps=cfg["steps"], temperature=cfg["temperature"])
     contract = _contract(cfg, folders)
     check_environment(contract, cfg, what="policy")
     calibration = cfg["calibration"]

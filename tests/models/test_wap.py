@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from models.rope import RopeTables, rope_1d, rope_rows
-from models.wap import PlanCache
+from models.wap import Chunk, PlanCache
 from models.wap_tokens import history_mask, sees, visibility
 from tests.models.wap_samples import (
     VARIANTS,
@@ -169,6 +169,24 @@ def test_state_and_progress_reach_the_chunk() -> None:
     for change in ({"state": batch.state + 1}, {"progress": 1 - batch.progress}):
         other = model.sample(*caches(model, batch, **change), steps=2, generator=seeded()).actions
         assert (other - plain).abs().max() > 1e-3
+
+
+def test_the_temperature_scales_the_noise_that_a_chunk_starts_from() -> None:
+    model = small_model()
+    batch = random_batch(model.settings)
+    inputs = caches(model, batch)
+
+    def sampled(temperature: float, seed: int) -> Chunk:
+        return model.sample(*inputs, steps=3, temperature=temperature, generator=seeded(seed))
+
+    plain = model.sample(*inputs, steps=3, generator=seeded(1))
+    assert torch.equal(sampled(1.0, 1).actions, plain.actions)
+    cold = sampled(0.0, 1)
+    assert torch.equal(cold.actions, sampled(0.0, 2).actions)
+    assert torch.equal(cold.progress, sampled(0.0, 2).progress)
+    # Two seeds differ the less the colder it is.
+    apart = [(sampled(t, 1).actions - sampled(t, 2).actions).abs().mean() for t in (0.1, 0.5, 1.0)]
+    assert 0 < apart[0] < apart[1] < apart[2]
 
 
 def test_sampling_leaves_the_caches_alone_and_repeats() -> None:
