@@ -14,9 +14,9 @@ from data.features import FeatureSettings, build_features, build_plans
 from data.qwen_format import export_qwen
 from data.shards import BuildSettings, ShardSet, build_shards
 from data.sources import Source, json_hash
-from data.views.base import PlanView
+from data.views.base import FollowsPlans, PlanView
 from data.views.planner import rules_from
-from memer.artifact import verify_artifact
+from memer.artifact import Provenance
 from memer.contract import Contract
 from memer.episode import Segment
 from memer.errors import UsageError
@@ -76,6 +76,8 @@ def features(cfg: dict[str, Any]) -> int:
     view = instantiate(cfg["view"], where="view").bind(shards.contract)
     if not isinstance(view, PlanView):
         raise UsageError("view: its samples hold no latents; choose view=visual_planner or view=executor")
+    if isinstance(view, FollowsPlans) and view.plan_source != "real":
+        raise UsageError("view.plan_source: features hold the latents of real plans; leave it at real")
     encoder = cfg["text_encoder"]
     settings = FeatureSettings(
         dtype=cfg["dtype"],
@@ -107,12 +109,14 @@ def features(cfg: dict[str, Any]) -> int:
 def plans(cfg: dict[str, Any]) -> int:
     """Let a world model imagine the segments of shards and print what was made."""
     shards, folder = ShardSet(cfg["root"]), cfg["visual"]
+    if not isinstance(folder, str):
+        raise UsageError(f"visual: {folder!r}, must be the folder of an exported world model")
     (planner,) = load_parts({"visual": folder}, device=cfg["device"], steps=cfg["steps"]).values()
     manifest = build_plans(
         shards,
         out=cfg["out"],
         planner=planner,
-        name=f"{json_hash(verify_artifact(folder).files)[:16]}, {planner.steps} steps",
+        name=f"{json_hash(Provenance.load(folder).files)[:16]}, {planner.steps} steps",
         contract=Contract.load(folder),
         episodes=cfg["episodes"],
         progress=cfg["progress"],

@@ -128,7 +128,7 @@ class ShardDataModule(lightning.LightningDataModule):
             sets = [FeatureSet(root) for root in _listed(features)]
             _use_features(self.train_view, self._train, sets)
             _use_features(val_view, self._val, sets)
-        _use_plans(self.train_view, self._train, [ImaginedPlans(root) for root in _listed(plans)])
+        self._plans = _use_plans(self.train_view, self._train, [ImaginedPlans(r) for r in _listed(plans)])
         self.train_table = SampleTable(self._train, self.train_view)
         self.val_table = SampleTable(self._val, val_view)
         if self.contract.prompt.form == "segments":
@@ -159,6 +159,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 name: {"root": str(c.shards.root), "episodes": len(c.episodes), "weight": c.weight}
                 for name, c in self._train.items()
             },
+            **self._plans,
         }
 
     def example_samples(self, count: int) -> list[Sample]:
@@ -229,9 +230,9 @@ class ShardDataModule(lightning.LightningDataModule):
             MemerError: data, view, seed, batch size or lanes differ, so the order would be another one.
         """
         ours, theirs = self._order_description(), state_dict["order"]
-        changed = [name for name in ours if ours[name] != theirs.get(name)]
+        changed = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
         if changed:
-            listed = "; ".join(f"{n}: {theirs.get(n)!r} before, {ours[n]!r} now" for n in changed)
+            listed = "; ".join(f"{n}: {theirs.get(n)!r} before, {ours.get(n)!r} now" for n in changed)
             raise MemerError(
                 f"resume with another order of the data ({listed}); restore these values, or start a new run "
                 "from the checkpoint's weights"
@@ -255,6 +256,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 **asdict(self._order),
                 "data": json_hash(data)[:16],
                 "steps": json_hash(steps)[:16],
+                **self._plans,
             }
         return self._described
 
@@ -369,15 +371,20 @@ def _use_features(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence
     """Give a view the features of each source, found by the content of its shards."""
     if not isinstance(view, PlanView):
         raise UsageError("data.features: samples of this view hold no latents; leave it out")
-    keys = {name: view.feature_key() for name in chosen}
-    view.features = _matched(chosen, sets, keys)
+    view.features = _matched(chosen, sets, view.feature_key())
 
 
-def _use_plans(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[ImaginedPlans]) -> None:
-    """Give a view the imagined plans of each source, if it shows any."""
+def _use_plans(
+    view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[ImaginedPlans]
+) -> dict[str, Any]:
+    """Give a view the imagined plans of each source, if it shows any.
+
+    Returns:
+        What was chosen, for the run's records and for a resume; nothing where plans are real.
+    """
     source = view.plan_source if isinstance(view, FollowsPlans) else "real"
     if not sets and source == "real":
-        return
+        return {}
     if source == "real" or not isinstance(view, FollowsPlans):
         raise UsageError(
             "data.plans: samples of this view show real plans; set view.plan_source, or leave it"
@@ -387,26 +394,37 @@ def _use_plans(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[Im
             f"data.plans: missing, view.plan_source is {source}; python -m data.build stage=plans makes them"
         )
     if getattr(view, "features", None):
-        raise UsageError("data.features: hold the latents of real plans; leave them out, or data.plans")
-    view.imagined = _matched(
-        chosen, sets, {name: plans_key(c.shards, view.plan) for name, c in chosen.items()}
-    )
+        raise UsageError(
+            "data.features: hold the latents of real plans; leave them out, or set view.plan_source=real"
+        )
+    found = _matched(chosen, sets, plans_key(view.plan))
+    unused = [made.root for made in sets if made not in found.values()]
+    if unused:
+        raise UsageError(f"data.plans: {unused[0]} was made from none of the training shards; leave it out")
+    view.imagined = found
+    makers = {name: made.manifest["world_model"] for name, made in found.items()}
+    return {"plan_source": source, "plans": makers}
 
 
 Made = TypeVar("Made", FeatureSet, ImaginedPlans)
 
 
 def _matched(
-    chosen: Mapping[str, ChosenShards], sets: Sequence[Made], keys: Mapping[str, Mapping[str, Any]]
+    chosen: Mapping[str, ChosenShards], sets: Sequence[Made], key: Mapping[str, Any]
 ) -> dict[str, Made]:
     """The directory of each source, found by the content of its shards and checked."""
     found: dict[str, Made] = {}
     for name, source in chosen.items():
-        key = {"shards": shards_hash(source.shards), **keys[name]}
-        same = [made for made in sets if made.manifest["key"]["shards"] == key["shards"]]
+        whole = {"shards": shards_hash(source.shards), **key}
+        same = [made for made in sets if made.manifest["key"]["shards"] == whole["shards"]]
+        if len(same) > 1:
+            raise UsageError(
+                f"{same[0].root} and {same[1].root} were made from the same shards, {source.shards.root}; "
+                "name one of them"
+            )
         # Without a match the check names the field, of the only directory or of the first.
         found[name] = (same or list(sets))[0]
-        found[name].check(key, episodes=source.episodes)
+        found[name].check(whole, episodes=source.episodes)
     return found
 
 

@@ -80,7 +80,8 @@ class Umt5Text(_CachingEncoder):
     """The UMT5 encoder of Wan, frozen.
 
     Embeddings are kept on disk (`models.text_store`). The encoder, 5.7 billion parameters, is loaded for the
-    first text that is not there, so a robot that is told known subtasks needs none.
+    first text that is not there, so a robot that is told known subtasks needs none. The empty text is asked
+    for at once: an encoder that is needed and missing shows before any work.
 
     Args:
         settings: `model` names a folder with `text_encoder` and `tokenizer` in it, one with both at once, or
@@ -89,8 +90,8 @@ class Umt5Text(_CachingEncoder):
         dtype: of the encoder.
 
     Raises:
-        SourceUnavailableError: no such folder; from `encode` also: nothing at that hub id.
-        MemerError: (`encode`) the encoder's width differs from the settings, or a text is too long.
+        SourceUnavailableError: nothing there.
+        MemerError: the encoder's width differs from the settings.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Umt5Text(_CachingEncoder):
         check_place(settings.model, part="text_encoder")
         self._device, self._dtype = device, dtype
         self.store = TextStore(settings, dtype=str(dtype))
+        self.encode([""])
 
     @cached_property
     def tokenizer(self) -> Any:

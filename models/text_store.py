@@ -1,14 +1,16 @@
 """Text embeddings on disk: what a large frozen encoder said once, whoever asks again.
 
 A subtask's words are few and the encoder is as large as the models it serves. Each text is one file below
-`$MEMER_CACHE/texts` (else `~/.cache/memer/texts`), named by all that its numbers depend on; the folder may be
-copied to a machine that has no encoder. Without a place to write nothing is kept.
+`$MEMER_CACHE/texts` (else `~/.cache/memer/texts`), named by the encoder, the sentence and the form of
+the result. Where the encoder is a hub id, the folder may be copied to a machine that has none. Without a
+place to write nothing is kept.
 """
 
 import hashlib
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +21,22 @@ from memer.plan_settings import TextSettings
 
 log = logging.getLogger(__name__)
 
+#: Changes with the way in which a sentence becomes numbers (`models.text`).
+FORMAT = 1
+
+#: Folders of a pipeline that decide about embeddings.
+PARTS = ("text_encoder", "tokenizer")
+
 
 def cache_folder() -> Path:
     """Where memer keeps what can be made again."""
     chosen = os.environ.get("MEMER_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "memer"
+    if chosen:
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache" / "memer"
+    except RuntimeError:  # nobody's home, as in some containers
+        return Path(tempfile.gettempdir()) / "memer"
 
 
 class TextStore:
@@ -37,7 +50,9 @@ class TextStore:
     def __init__(self, settings: TextSettings, *, dtype: str) -> None:
         self.settings = settings
         self._folder = cache_folder() / "texts"
-        self._key = [settings.model, _state(Path(settings.model)), settings.max_tokens, settings.dim, dtype]
+        folder = Path(settings.model)
+        encoder = _state(folder) if folder.is_dir() else settings.model
+        self._key = [FORMAT, encoder, settings.max_tokens, settings.dim, dtype]
 
     def path(self, sentence: str) -> Path:
         """The file of a text inside its template."""
@@ -62,18 +77,22 @@ class TextStore:
     def write(self, sentence: str, tokens: Tensor) -> None:
         """Keep float32[n, T]; several processes may do so at once."""
         path = self.path(sentence)
-        # Every process writes a file of its own first; the last rename wins, and all hold the same numbers.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary: Path | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as stream:
+            # Everyone writes a file of his own; the last rename wins, and all hold the same numbers.
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
+                temporary = Path(stream.name)
                 np.save(stream, tokens.numpy(), allow_pickle=False)
             os.replace(temporary, path)
         except OSError as error:
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
             log.warning("%s: embeddings cannot be kept (%s); set MEMER_CACHE to a folder", path.parent, error)
 
 
 def _state(folder: Path) -> list[list[object]]:
-    """Names, sizes and times of an encoder's files in a folder; [] for a hub id, which stands for itself."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+    """Names, sizes and times of the files that an encoder in a folder is read from."""
+    parts = [folder / part for part in PARTS if (folder / part).is_dir()] or [folder]
+    files = sorted(path for part in parts for path in part.rglob("*") if path.is_file())
     return [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]

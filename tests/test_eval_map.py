@@ -97,7 +97,7 @@ def test_a_cold_executor_does_the_same_under_every_seed(tmp_path, exports):
         for seed in (0, 1):
             out = tmp_path / f"{temperature}_{seed}"
             summary = run(out, *models(exports, "executor"), f"temperature={temperature}", f"seed={seed}")
-            assert summary["temperature"] == float(temperature)
+            assert summary["config"]["temperature"] == float(temperature)
             predicted[temperature, seed] = [row["predicted"] for row in chunks_of(out)]
     assert predicted["0", 0] == predicted["0", 1]
     assert predicted["1.0", 0] != predicted["1.0", 1]

@@ -66,7 +66,6 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
     facts = run_facts(cfg, policy.contract, dataset, started=started, resumed=len(chosen) - len(todo))
     parts = {name: cfg[name] for name in ROLES}
     settings = {
-        "temperature": cfg["temperature"],
         "tau": cfg["tau"],
         "window": window,
         "calibration": policy.calibration,

@@ -17,7 +17,6 @@ from data.building import chosen_episodes
 from data.features.directory import ArrayDirectory, Row, build_directory, save_array
 from data.features.layout import FORMAT_VERSION, plan_frames_name, shards_hash
 from data.shards import ShardSet
-from data.views.frames import FrameCache
 from data.views.plans import canvas_stack, checked_segments
 from memer.contract import Contract, plan_of
 from memer.errors import MemerError
@@ -55,15 +54,15 @@ def build_plans(
         MemerError: shards that the world model was not made for; an episode without segments; plans of
             another shape than the contract says.
     """
-    apart = shards.contract.differences(contract)
-    shards.contract.check_same(
-        contract,
-        what=f"shards {shards.root} and the world model",
-        allow=[name for name in apart if name.split(".")[0] not in ("fps", "cameras")],
-    )
+    for field, (ours, theirs) in shards.contract.differences(contract).items():
+        if field.split(".")[0] in ("fps", "cameras"):
+            raise MemerError(
+                f"{shards.root}: {field} {ours!r}, the world model was trained with {theirs!r}; take one "
+                "that was trained on such shards"
+            )
     described = {
         "format": FORMAT_VERSION,
-        "key": plans_key(shards, plan_of(contract)),
+        "key": {"shards": shards_hash(shards), **plans_key(plan_of(contract))},
         "world_model": name,
         "episodes": chosen_episodes(shards, episodes),
     }
@@ -77,10 +76,10 @@ def build_plans(
     )
 
 
-def plans_key(shards: ShardSet, plan: PlanSettings) -> dict[str, Any]:
-    """What imagined plans must fit, as plain values: segments, their frames and the canvas."""
-    key = {"shards": shards_hash(shards), "view": "plans", "plan_frames": plan.plan_frames}
-    plain: dict[str, Any] = json.loads(json.dumps({**key, "canvas": asdict(plan.canvas)}))
+def plans_key(plan: PlanSettings) -> dict[str, Any]:
+    """What imagined plans depend on besides shards and world model, as plain values."""
+    key = {"view": "plans", "plan_frames": plan.plan_frames, "canvas": asdict(plan.canvas)}
+    plain: dict[str, Any] = json.loads(json.dumps(key))
     return plain
 
 
@@ -112,7 +111,7 @@ class _Imagining:
             raise type(error)(f"{where}: {error}") from None
         starts = [segment.start for segment in segments]
         shown = episode_plan_indices(segments, plan_frames=count) + starts
-        canvases = canvas_stack(episode, shown, contract=self.contract, frames=FrameCache(max_bytes=0))
+        canvases = canvas_stack(episode, shown, contract=self.contract, frames=None)
         records, present = canvases[1 : -len(starts)], canvases[-len(starts) :]
         self.planner.reset(episode.instruction_at(0), canvases[0], seed=index)
         plans = []

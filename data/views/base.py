@@ -116,7 +116,7 @@ class FeatureReader(Protocol):
 
 
 class PlanReader(Protocol):
-    """Plans of one source that a world model imagined (data.plans)."""
+    """Plans of one source that a world model imagined (the run's `data.plans`)."""
 
     def frames(self, episode_index: int, number: int) -> NDArray[np.uint8]:
         """uint8[N, H, W, 3], the plan of a segment, from 0 on."""

@@ -4,7 +4,7 @@ An episode's action[k] is the command given at frame k; it leads to frame k + 1.
 specification, sections 8 (targets), 9 (labels) and 11 (classification).
 """
 
-import zlib
+import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -226,12 +226,12 @@ class ExecutorView:
         stored = self.features.get(episode.source)
         shows: dict[str, Any]
         if stored is None:
-            pictures = canvas_stack(episode, references + shown, contract=self.contract, frames=frames)
-            count = len(references)
-            shows = {"plan_frames": pictures[:count], "clip_frames": pictures[count:]}
-            if self._imagines(f"{episode.source}/{episode.episode_index}/{t}/{epoch}/{repeat}"):
-                imagined = self._imagined(episode, number)
-                shows["plan_frames"] = np.concatenate([pictures[:1], imagined])
+            imagines = self._imagines(f"{episode.source}/{episode.episode_index}/{t}/{epoch}/{repeat}")
+            real = references[:1] if imagines else references
+            pictures = canvas_stack(episode, real + shown, contract=self.contract, frames=frames)
+            shows = {"plan_frames": pictures[: len(real)], "clip_frames": pictures[len(real) :]}
+            if imagines:
+                shows["plan_frames"] = np.concatenate([pictures[:1], self._imagined(episode, number)])
         else:
             at = episode.episode_index
             shows = {
@@ -328,7 +328,7 @@ class ExecutorView:
     def _imagines(self, name: str) -> bool:
         """Whether this use of a sample shows an imagined plan; the same for the same name."""
         if self.plan_source == "mixed":
-            return zlib.crc32(name.encode()) % 2 == 1
+            return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
         return self.plan_source == "generated"
 
     def _imagined(self, episode: Episode, number: int) -> NDArray[np.uint8]:

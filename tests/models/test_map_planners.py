@@ -13,6 +13,7 @@ from memer.errors import MemerError, UsageError
 from memer.executors.base import ChunkRequest
 from memer.executors.oracles import ExecutorOracle, LanguageOracle
 from memer.map_closed_loop import PlayedEpisode, rollout_map_wam
+from memer.plan_parts import load_parts
 from memer.plan_policy import MapWamPolicy
 from memer.plan_settings import CodecSettings, TextSettings
 from memer.tabletop import make_env
@@ -290,6 +291,18 @@ def test_real_frames_are_what_the_world_model_remembers():
     assert len(records) == len(written) == rollout.extra["measures"]["asked_presses"] - 1
     assert all(np.array_equal(record.frames, frames) for record, frames in zip(records, written, strict=True))
     assert kept["after"] == ([], [], 0)
+
+
+def test_parts_take_steps_and_temperature_or_keep_their_own(tmp_path):
+    folders = {
+        "visual": export_world_model(tmp_path / "cwm", CONTRACT),
+        "executor": export_executor(tmp_path / "wap", CONTRACT),
+    }
+    plain, told = load_parts(folders), load_parts(folders, steps=3, temperature=0)
+    assert [part.steps for part in (*plain.values(), *told.values())] == [10, 10, 3, 3]
+    assert (plain["executor"].temperature, told["executor"].temperature) == (1.0, 0.0)
+    with pytest.raises(UsageError, match="temperature: True"):
+        load_parts(folders, temperature=True)
 
 
 def test_exports_load_as_parts(tmp_path):

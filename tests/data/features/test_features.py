@@ -294,6 +294,13 @@ def test_labels_belong_to_the_key(tmp_path: Path) -> None:
     assert len(hashes) == 2
 
 
+def test_features_of_imagined_plans_are_refused(root: Path, tmp_path: Path) -> None:
+    words = [f"root={root}", f"out={tmp_path / 'f'}", "view=executor", "view.plan_source=mixed"]
+    with pytest.raises(UsageError, match=r"view\.plan_source: features hold the latents of real plans"):
+        features(compose("features", words))
+    assert not (tmp_path / "f").exists()
+
+
 @pytest.mark.parametrize(("view", "clips"), [("visual_planner", 1), ("executor", 9 + 3)])
 def test_the_command_makes_what_the_data_module_reads(
     root: Path, tmp_path: Path, view: str, clips: int, capsys: pytest.CaptureFixture[str]

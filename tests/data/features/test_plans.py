@@ -133,7 +133,7 @@ def test_half_of_all_uses_show_each_source(root: Path, tmp_path: Path) -> None:
     first: dict[str, list[bool]] = {}
     for again in range(2):
         made = module(root, source="mixed", plans=tmp_path / "p", seed=3)
-        for _, batch in zip(range(40), made.train_dataloader(), strict=False):
+        for _, batch in zip(range(60), made.train_dataloader(), strict=False):
             for sample in batch:
                 real = bool((sample.plan_frames[1] != sample.plan_frames[1, 0, 0, 0]).any())
                 first.setdefault(sample.sample_id, []).append(real)
@@ -141,7 +141,10 @@ def test_half_of_all_uses_show_each_source(root: Path, tmp_path: Path) -> None:
         if not again:
             once = {name: list(values) for name, values in first.items()}
     assert all(first[name] == values * 2 for name, values in once.items())  # the same order, the same choice
-    assert any(len(set(values)) == 2 for values in once.values())  # another one in another epoch
+    # Another choice in another epoch, and not for all samples in the same rhythm.
+    long = [tuple(values[:4]) for values in once.values() if len(values) >= 4]
+    opposite = {tuple(not real for real in values) for values in long[:1]}
+    assert len(set(long) - {long[0]} - opposite) > 2
     assert 0.35 < uses[True] / uses.total() < 0.65
 
 
@@ -189,6 +192,33 @@ def test_plans_of_something_else_are_refused(root: Path, tmp_path: Path) -> None
         module(root, plans=tmp_path / "all", features=features)
 
 
+def test_each_source_has_one_directory(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    build_shards(SyntheticSource({0: 9}), out=other, settings=BuildSettings(cameras=LAYOUT), progress=False)
+    for shards, name in ((root, "a"), (root, "again"), (other, "b")):
+        make(shards, tmp_path / name, name=name)
+    both = {"a": {"root": root, "episodes": [0]}, "b": {"root": other}}
+    made = module(root, train=both, plans=[tmp_path / "b", tmp_path / "a"])
+    assert made.describe()["plans"] == {"a": "a", "b": "b"}
+    with pytest.raises(UsageError, match="again were made from the same shards"):
+        module(root, plans=[tmp_path / "a", tmp_path / "again"])
+    with pytest.raises(UsageError, match=r"data\.plans: .*/b was made from none of the training shards"):
+        module(root, plans=[tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_resume_under_other_plans_is_refused(root: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make(root, tmp_path / name, name=name)
+    state = module(root, plans=tmp_path / "a").state_dict()
+    module(root, plans=tmp_path / "a").load_state_dict(state)
+    with pytest.raises(MemerError, match=r"plans: \{'a': 'a'\} before, \{'a': 'b'\} now"):
+        module(root, plans=tmp_path / "b").load_state_dict(state)
+    with pytest.raises(MemerError, match="plan_source: 'generated' before, 'mixed' now"):
+        module(root, source="mixed", plans=tmp_path / "a").load_state_dict(state)
+    with pytest.raises(MemerError, match="plan_source: 'generated' before, None now"):
+        module(root, source="real").load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
@@ -223,7 +253,7 @@ def test_bad_episodes_and_plans_are_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(MemerError, match=r"episode 0 of .*: the world model gives uint8\[8, 56, 96, 3\]"):
         make(root, tmp_path / "p", Scribe(height=56))
     slow = replace(plan_contract(), fps=5.0)
-    with pytest.raises(MemerError, match=r"shards .* and the world model: fps: 10\.0 against 5\.0"):
+    with pytest.raises(MemerError, match=r"fps 10\.0, the world model was trained with 5\.0"):
         make(root, tmp_path / "q", contract=slow)
     with pytest.raises(MemerError, match="stage=plans"):
         ImaginedPlans(tmp_path / "nowhere")
