@@ -10,17 +10,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning
 from torch.utils.data import DataLoader
 
 from data.dataset import ChosenShards, SampleTable, TrainBatches, ValidationBatches
-from data.features import FeatureSet, ImaginedPlans, plans_key, shards_hash
+from data.features import FeatureSet, ImaginedPlans
+from data.features.matching import listed, use_features, use_plans
 from data.order import OrderSettings
 from data.shards import Moments, ShardSet
 from data.sources import json_hash
-from data.views.base import FollowsPlans, PlanView, Sample, View, ViewConfig
+from data.views.base import Sample, View, ViewConfig
 from data.views.frames import FrameCache
 from memer.contract import Contract
 from memer.errors import MemerError, UsageError
@@ -125,10 +126,10 @@ class ShardDataModule(lightning.LightningDataModule):
         _check_columns({**self._train, **self._val}, self.train_view)
         val_view = view.bind(data_contract, sample_stride=val_sample_stride, plain=True)
         if features is not None:
-            sets = [FeatureSet(root) for root in _listed(features)]
-            _use_features(self.train_view, self._train, sets)
-            _use_features(val_view, self._val, sets)
-        self._plans = _use_plans(self.train_view, self._train, [ImaginedPlans(r) for r in _listed(plans)])
+            sets = [FeatureSet(root) for root in listed(features)]
+            use_features(self.train_view, self._train, sets)
+            use_features(val_view, self._val, sets)
+        self._plans = use_plans(self.train_view, self._train, [ImaginedPlans(r) for r in listed(plans)])
         self.train_table = SampleTable(self._train, self.train_view)
         self.val_table = SampleTable(self._val, val_view)
         if self.contract.prompt.form == "segments":
@@ -365,74 +366,6 @@ def _check_columns(chosen: Mapping[str, ChosenShards], view: View) -> None:
                     f"{name} ({source.shards.root}): {feature} of {len(moments.mean)} dimensions, the "
                     f"statistics have {expected}; leave the source out, or train on it alone"
                 )
-
-
-def _use_features(view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[FeatureSet]) -> None:
-    """Give a view the features of each source, found by the content of its shards."""
-    if not isinstance(view, PlanView):
-        raise UsageError("data.features: samples of this view hold no latents; leave it out")
-    view.features = _matched(chosen, sets, view.feature_key())
-
-
-def _use_plans(
-    view: View, chosen: Mapping[str, ChosenShards], sets: Sequence[ImaginedPlans]
-) -> dict[str, Any]:
-    """Give a view the imagined plans of each source, if it shows any.
-
-    Returns:
-        What was chosen, for the run's records and for a resume; nothing where plans are real.
-    """
-    source = view.plan_source if isinstance(view, FollowsPlans) else "real"
-    if not sets and source == "real":
-        return {}
-    if source == "real" or not isinstance(view, FollowsPlans):
-        raise UsageError(
-            "data.plans: samples of this view show real plans; set view.plan_source, or leave it"
-        )
-    if not sets:
-        raise UsageError(
-            f"data.plans: missing, view.plan_source is {source}; python -m data.build stage=plans makes them"
-        )
-    if getattr(view, "features", None):
-        raise UsageError(
-            "data.features: hold the latents of real plans; leave them out, or set view.plan_source=real"
-        )
-    found = _matched(chosen, sets, plans_key(view.plan))
-    unused = [made.root for made in sets if made not in found.values()]
-    if unused:
-        raise UsageError(f"data.plans: {unused[0]} was made from none of the training shards; leave it out")
-    view.imagined = found
-    makers = {name: made.manifest["world_model"] for name, made in found.items()}
-    return {"plan_source": source, "plans": makers}
-
-
-Made = TypeVar("Made", FeatureSet, ImaginedPlans)
-
-
-def _matched(
-    chosen: Mapping[str, ChosenShards], sets: Sequence[Made], key: Mapping[str, Any]
-) -> dict[str, Made]:
-    """The directory of each source, found by the content of its shards and checked."""
-    found: dict[str, Made] = {}
-    for name, source in chosen.items():
-        whole = {"shards": shards_hash(source.shards), **key}
-        same = [made for made in sets if made.manifest["key"]["shards"] == whole["shards"]]
-        if len(same) > 1:
-            raise UsageError(
-                f"{same[0].root} and {same[1].root} were made from the same shards, {source.shards.root}; "
-                "name one of them"
-            )
-        # Without a match the check names the field, of the only directory or of the first.
-        found[name] = (same or list(sets))[0]
-        found[name].check(whole, episodes=source.episodes)
-    return found
-
-
-def _listed(roots: str | Path | Sequence[str | Path] | None) -> list[str]:
-    if roots is None:
-        return []
-    several = isinstance(roots, Sequence) and not isinstance(roots, str)
-    return [str(root) for root in (roots if several else [roots])]
 
 
 def _statistics(train: Mapping[str, ChosenShards], choice: str) -> dict[str, dict[str, tuple[float, ...]]]:

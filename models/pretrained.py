@@ -20,8 +20,13 @@ def load_part(kind: Any, name: str, *, part: str, **kwargs: Any) -> Any:
     Raises:
         SourceUnavailableError: nothing there.
     """
-    check_place(name, part=part)
-    inside = (Path(name) / part).is_dir() or not Path(name).is_dir()
+    path = Path(name)
+    if path.is_dir():
+        inside = (path / part).is_dir()
+    elif path.is_absolute() or name.startswith(".") or name.count("/") != 1:
+        raise SourceUnavailableError(f"{part} {name!r}: no such folder; give a folder or a hub id OWNER/NAME")
+    else:
+        inside = True
     try:
         with no_progress_bars():
             return kind.from_pretrained(name, **({"subfolder": part} if inside else {}), **kwargs)
@@ -30,14 +35,3 @@ def load_part(kind: Any, name: str, *, part: str, **kwargs: Any) -> Any:
         raise SourceUnavailableError(
             f"{part} {name!r}: {kind.__name__} cannot be loaded ({reason})"
         ) from error
-
-
-def check_place(name: str, *, part: str) -> None:
-    """Refuse what is neither a folder nor could be a hub id.
-
-    Raises:
-        SourceUnavailableError: such a name.
-    """
-    path = Path(name)
-    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") != 1):
-        raise SourceUnavailableError(f"{part} {name!r}: no such folder; give a folder or a hub id OWNER/NAME")

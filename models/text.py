@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, UMT5EncoderModel
 
 from memer.errors import MemerError
 from memer.plan_settings import TextSettings
-from models.pretrained import check_place, load_part
+from models.pretrained import load_part
 from models.text_store import TextStore
 
 
@@ -102,7 +102,6 @@ class Umt5Text(_CachingEncoder):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(settings)
-        check_place(settings.model, part="text_encoder")
         self._device, self._dtype = device, dtype
         self.store = TextStore(settings, dtype=str(dtype))
         self.encode([""])

@@ -65,11 +65,7 @@ def evaluate_map_wam(cfg: Mapping[str, Any]) -> int:
     dataset = played_dataset(env, policy.contract, chosen)
     facts = run_facts(cfg, policy.contract, dataset, started=started, resumed=len(chosen) - len(todo))
     parts = {name: cfg[name] for name in ROLES}
-    settings = {
-        "tau": cfg["tau"],
-        "window": window,
-        "calibration": policy.calibration,
-    }
+    settings = {"tau": cfg["tau"], "window": window, "calibration": policy.calibration}
     summary = write_map_wam(
         out, journal, episodes=chosen, facts={**facts, **parts, **settings}, seed=cfg["seed"]
     )

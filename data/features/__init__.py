@@ -1,7 +1,7 @@
 """What models make of demonstrations once: latents, text embeddings, imagined plans."""
 
 from data.features.layout import shards_hash
-from data.features.plans import ImaginedPlans, build_plans, plans_key
+from data.features.plans import ImaginedPlans, build_plans
 from data.features.reader import FeatureSet
 from data.features.writer import FeatureSettings, build_features
 
@@ -11,6 +11,5 @@ __all__ = [
     "ImaginedPlans",
     "build_features",
     "build_plans",
-    "plans_key",
     "shards_hash",
 ]

@@ -124,21 +124,6 @@ class PlanReader(Protocol):
 
 
 @runtime_checkable
-class FollowsPlans(View, Protocol):
-    """A view that may show imagined plans in the place of real ones.
-
-    Attributes:
-        plan: the contract's plan settings.
-        plan_source: `real`, or one that needs `imagined`.
-        imagined: source name -> imagined plans.
-    """
-
-    plan: PlanSettings
-    plan_source: str
-    imagined: Mapping[str, PlanReader]
-
-
-@runtime_checkable
 class PlanView(View, Protocol):
     """A view whose samples show canvases, so that a codec can encode them ahead.
 
@@ -161,6 +146,19 @@ class PlanView(View, Protocol):
     def words(self, sample: Any) -> tuple[str, ...]:
         """The texts of a sample."""
         ...
+
+
+@runtime_checkable
+class FollowsPlans(PlanView, Protocol):
+    """A view that may show imagined plans in the place of real ones.
+
+    Attributes:
+        plan_source: `real`, or one that needs `imagined`.
+        imagined: source name -> imagined plans.
+    """
+
+    plan_source: str
+    imagined: Mapping[str, PlanReader]
 
 
 class ViewConfig(Protocol):

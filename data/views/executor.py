@@ -4,7 +4,6 @@ An episode's action[k] is the command given at frame k; it leads to frame k + 1.
 specification, sections 8 (targets), 9 (labels) and 11 (classification).
 """
 
-import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +16,14 @@ from numpy.typing import NDArray
 from data.views.base import FeatureReader, PlanReader, chosen_contract
 from data.views.frames import FrameProvider
 from data.views.plans import (
+    PlanSource,
     canvas_bytes,
     canvas_stack,
     checked_segments,
     feature_key,
     no_canvases,
     segment_counts,
+    shows_imagined,
 )
 from memer.contract import Contract, plan_of
 from memer.episode import Episode, Segment
@@ -34,7 +35,6 @@ from memer.sample import ExecutorSample
 from memer.settings import check_count, check_positive
 
 Tail = Literal["pad", "continue"]
-PlanSource = Literal["real", "generated", "mixed"]
 ProgressPad = Literal["mask", "one"]
 
 
@@ -226,7 +226,8 @@ class ExecutorView:
         stored = self.features.get(episode.source)
         shows: dict[str, Any]
         if stored is None:
-            imagines = self._imagines(f"{episode.source}/{episode.episode_index}/{t}/{epoch}/{repeat}")
+            use = f"{episode.source}/{episode.episode_index}/{t}/{epoch}/{repeat}"
+            imagines = shows_imagined(self.plan_source, use=use)
             real = references[:1] if imagines else references
             pictures = canvas_stack(episode, real + shown, contract=self.contract, frames=frames)
             shows = {"plan_frames": pictures[: len(real)], "clip_frames": pictures[len(real) :]}
@@ -324,12 +325,6 @@ class ExecutorView:
                     + (f" of the actions, {-len(values)}..{len(values) - 1}" if values else "")
                 )
         return tuple(listed)
-
-    def _imagines(self, name: str) -> bool:
-        """Whether this use of a sample shows an imagined plan; the same for the same name."""
-        if self.plan_source == "mixed":
-            return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
-        return self.plan_source == "generated"
 
     def _imagined(self, episode: Episode, number: int) -> NDArray[np.uint8]:
         plans = self.imagined.get(episode.source)

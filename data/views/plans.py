@@ -1,11 +1,12 @@
 """What the views of plans share: settings, checked segments, stacks of canvases."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from memer.contract import Contract, plan_of
 from memer.episode import Episode, Segment
 from memer.errors import MemerError
 from memer.plan_settings import PlanSettings
+
+PlanSource = Literal["real", "generated", "mixed"]
 
 
 def checked_segments(segments: Sequence[Segment], *, num_frames: int) -> tuple[Segment, ...]:
@@ -51,6 +54,13 @@ def canvas_stack(
         episode, sorted(set(indices)), layout=contract.cameras, canvas=plan_of(contract).canvas
     )
     return np.stack([found[k] for k in indices])
+
+
+def shows_imagined(source: PlanSource, *, use: str) -> bool:
+    """Whether a use of a sample shows an imagined plan: the same for the same name of the use."""
+    if source == "mixed":
+        return hashlib.sha256(use.encode()).digest()[0] % 2 == 1
+    return source == "generated"
 
 
 def no_canvases(plan: PlanSettings) -> NDArray[np.uint8]:
